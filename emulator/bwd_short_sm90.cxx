@@ -57,6 +57,17 @@ struct ShortCheck : Check<kShort.element> {
     a.q_rows = q_rows, a.k_rows = k_rows;
     unsigned long long word = 77;
     a.counter = {&word, 5};
+    std::vector<unsigned long long> done;
+    std::vector<float> parts;
+    if (kShort.shares) {
+      const int places = 2 * s.batch * s.heads_k * k_passes;
+      a.sharers = a.group, a.group = 1, a.heads_k = s.heads_q;
+      a.jobs = s.batch * s.heads_q;
+      done.assign(places, 99);
+      parts.assign(std::size_t(places) * a.sharers * 64 * (kShort.head_dim + kShort.head_dim_v),
+                   std::numeric_limits<float>::quiet_NaN());
+      a.sharers_done = {done.data(), 6}, a.parts = parts.data();
+    }
     // As the row: no block without a job.
     const unsigned blocks = std::min(s.blocks, unsigned(a.jobs));
     emulator::run_grid(bwd_short_sm90::memory, blocks, bwd_short_sm90::kThreads,
@@ -74,6 +85,7 @@ void check_short(const char* name, const Shape& shape, double bound) {
 
 constexpr Short kShort64 = bwd_short_sm90::with_stages({.head_dim = 64, .head_dim_v = 64});
 constexpr Short kShort128 = bwd_short_sm90::with_stages({});
+constexpr Short kHalves128 = bwd_short_sm90::with_halves(kShort128);
 
 constexpr Short with_mask(Short c, Mask mask) {
   c.mask = mask;
@@ -99,6 +111,10 @@ constexpr Short refined(Short c) {
   c.refined = true;
   return two_plane(c);
 }
+constexpr Short shares(Short c) {
+  c.shares = true;
+  return c;
+}
 constexpr Short of_half(Short c) {
   c.element = Element::fp16;
   return c;
@@ -117,7 +133,7 @@ void check_packed() {
   check_short<packed(kShort64)>("packed, dim 64, 2 blocks",
                                 of({.heads_q = 4, .heads_k = 2, .tail = 25, .blocks = 2}, 64),
                                 kBf16);
-  check_short<packed(with_mask(kShort128, Mask::right))>(
+  check_short<packed(with_mask(kHalves128, Mask::right))>(
       "packed, dim 128, causal, rows that see nothing",
       of({.high = 1, .d_lse = true, .tail = 130, .blocks = 3}, 128), kBf16);
   check_short<packed(with_mask(kShort64, Mask::both))>(
@@ -154,20 +170,35 @@ int main() {
   check_short<helped(cut(of_half(kShort128)))>(
       "dims 96, 128, fp16, cut, helped",
       {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
+  check_short<shares(refined(with_mask(kHalves128, Mask::right)))>(
+      "dim 128, causal, refined, heads of a group share, 3 blocks",
+      {.heads_q = 6,
+       .heads_k = 2,
+       .seq_q = 70,
+       .seq_k = 200,
+       .dim = 128,
+       .dim_v = 128,
+       .high = 131,
+       .d_lse = true,
+       .blocks = 3},
+      kExact);
+  check_short<helped(shares(kShort64))>(
+      "dim 64, heads of a group share",
+      {.batch = 2, .heads_q = 4, .heads_k = 2, .seq_q = 150, .seq_k = 40, .blocks = 8}, kBf16);
   check_short<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4},
                                                 kExact);
-  check_short<refined(with_mask(kShort128, Mask::both))>(
+  check_short<refined(with_mask(kHalves128, Mask::both))>(
       "dim 128, window, refined",
       {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},
       kExact);
   check_packed();
   check_drawn<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut", kBf16);
   check_drawn<with_mask(kShort128, Mask::right)>("dim 128, causal", kBf16);
-  check_drawn<refined(with_mask(kShort128, Mask::both))>("dim 128, window, refined", kExact);
+  check_drawn<refined(with_mask(kHalves128, Mask::both))>("dim 128, window, refined", kExact);
   // delta comes from a rounded O.
   check_drawn<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", 1.5 * kExact);
   check_drawn<packed(kShort64)>("packed, dim 64", kBf16);
-  check_drawn<packed(with_mask(kShort128, Mask::right))>("packed, dim 128, causal", kBf16);
+  check_drawn<packed(with_mask(kHalves128, Mask::right))>("packed, dim 128, causal", kBf16);
   check_drawn<packed(with_mask(kShort64, Mask::both))>("packed, dim 64, window", kBf16);
   check_drawn<packed(refined(with_mask(kShort64, Mask::right)))>("packed, causal, refined", kExact);
   return failures == 0 ? 0 : 1;

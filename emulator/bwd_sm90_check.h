@@ -97,7 +97,7 @@ struct Check {
     true_dq.assign(q.data.size(), 0.0);
     true_dk.assign(k.data.size(), 0.0);
     true_dv.assign(v.data.size(), 0.0);
-    true_diagonals.assign(std::size_t(s.batch) * s.heads_q * diagonal_count(), 0.0);
+    true_diagonals.assign(std::size_t(entries(s)) * s.heads_q * diagonal_count(), 0.0);
     add_sequences();
     if (config.ragged()) poison_behind();
     q_values = q.values(), k_values = k.values(), v_values = v.values(), do_values = d_o.values();
@@ -110,9 +110,11 @@ struct Check {
     if (!config.large_dim() && (config.hides_rows() || config.picks_rows())) poison_hidden();
   }
   static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
-  int padded_keys() const { return padded(s.seq_k, config.shape.block_n); }
+  int padded_keys() const { return padded(longest(s.keys, s.seq_k), config.shape.block_n); }
   /// Of a head's sums by i - j, which begin at the last of the padded keys.
-  int diagonal_count() const { return padded(s.seq_q, config.shape.chunk_rows) + padded_keys(); }
+  int diagonal_count() const {
+    return padded(longest(s.queries, s.seq_q), config.shape.chunk_rows) + padded_keys();
+  }
   /// Rows that see no key hold NaN. CONTRACT 3
   void poison_hidden() {
     const auto of_row = [&](Stored<kElement>& t, std::size_t row) {
@@ -236,8 +238,8 @@ struct Check {
       }
       dp *= kept[j - begin];
       const double dx = p[j - begin] / l * (dp - delta) * gate[j - begin], ds = dx * s.scale;
-      true_diagonals[(std::size_t(b) * s.heads_q + h) * diagonal_count() + i - j + padded_keys() -
-                     1] += dx;
+      const std::size_t entry = packed() ? std::size_t(&of - sequences.data()) : std::size_t(b);
+      true_diagonals[(entry * s.heads_q + h) * diagonal_count() + i - j + padded_keys() - 1] += dx;
       for (int d = 0; d < s.dim; ++d) {
         true_dq[q_row + d] += ds * k_values[k_row + d];
         true_dk[k_row + d] += ds * q_at[d];

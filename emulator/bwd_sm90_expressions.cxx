@@ -208,7 +208,7 @@ int main() {
        .keys = {33, 90, 5, 129, 300, 40},
        .tail = 25},
       kBf16);
-  check_sample<stripped(ragged(masked(k64, Mask::both), Lengths::packed)), 2>(
+  check_sample<stripped(diagonal(ragged(masked(k64, Mask::both), Lengths::packed))), 2>(
       "hidden infinite slopes, packed, window",
       {.heads_q = 1,
        .heads_k = 1,

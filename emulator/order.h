@@ -21,12 +21,12 @@ struct Clocks {
     for (int w = 0; w < kMostWarps; ++w) of[w] = std::max(of[w], other.of[w]);
   }
 };
-/// The last accesses of 16 bytes: the count of each reader then, and of the writer.
+/// The last accesses of 4 bytes: the count of each reader then, and of the writer.
 struct Granule {
   std::array<unsigned, kMostWarps> read{};
   unsigned written = 0, writer = 0;
 };
-constexpr unsigned kGranuleBytes = 16;
+constexpr unsigned kGranuleBytes = 4;
 
 // Of the running warp.
 inline Clocks& own_clocks();

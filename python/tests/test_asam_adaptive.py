@@ -18,6 +18,7 @@ from tilewise.asam import (  # noqa: E402
     _select,
 )
 from tilewise.asam._gate import InputGate  # noqa: E402
+from tilewise.asam._routed import RoutedAttention  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -259,6 +260,29 @@ def test_pools_and_ends() -> None:
     assert _select.ends(4, torch.device("cpu")).tolist() == [
         [i == j or j == 0 for j in range(4)] for i in range(4)
     ]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_selected_finds_a_token_that_a_mean_hides(device: str, padded: bool) -> None:
+    """Block 9 looks for a token of block 5, and is a little like block 3 on average."""
+    config = ASAMConfig(
+        dim=16, num_heads=1, dim_head=16, pattern_type="selected", density=0.1, block_size=16
+    )
+    layer = RoutedAttention(config).to(device).eval()
+    with torch.no_grad():
+        layer.to_qkv.weight.copy_(torch.eye(16).repeat(3, 1))
+    signs = torch.where(torch.arange(16, device=device) % 2 == 0, 1.0, -1.0)
+    x = 0.1 * torch.randn(1, 160, 16, device=device)
+    x[:, 9 * 16 :] += 0.5
+    x[:, 3 * 16 : 4 * 16] += 0.5
+    for block in (5, 9):
+        x[:, 16 * block + 3] = 6 * signs
+        x[:, 16 * block + 4] = -6 * signs
+    lengths = torch.tensor([160], dtype=torch.int32, device=device) if padded else None
+    with torch.no_grad():
+        _, info = layer(x, key_lengths=lengths)
+    assert info is not None
+    assert info["blocks"][0, 0, 9].nonzero().flatten().tolist() == [0, 5, 9]
 
 
 @pytest.mark.parametrize("n", [64, 100, 129])

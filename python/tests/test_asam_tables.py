@@ -63,3 +63,11 @@ def test_tasks_have_a_row_for_each_layer(monkeypatch: pytest.MonkeyPatch, tmp_pa
     rows = run(monkeypatch, *words, tmp_path / "rows.json")["rows"]
     assert [row["layer"] for row in rows] == ["dense", "working", "published"]
     assert rows[0]["density"] == 1.0
+
+
+def test_tasks_take_layers_and_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("tasks", "--tasks", "listops", "--lengths", 64, "--steps", 1, "--examined", 8)
+    words += ("--layers", "working", "--seeds", 3, 4)
+    rows = run(monkeypatch, *words, tmp_path / "rows.json")["rows"]
+    assert [(row["layer"], row["seed"]) for row in rows] == [("working", 3), ("working", 4)]
+    assert rows[0]["loss"] != rows[1]["loss"]

@@ -140,6 +140,7 @@ WAIT = """
 # File of tile/ -> (start of a wrapper's declarator, its body here).
 BODIES = {
     "copy.cuh": [
+        ("void prefetch_line(", ""),
         (
             "u32 shared_address(",
             "return static_cast<u32>("
@@ -252,6 +253,7 @@ BODIES = {
     ],
     "hopper/signal.cuh": [
         ("void signal_add(", "++emulator::events; *counter += value;"),
+        ("void fence_device(", ""),
         ("u32 signal_count(", "++emulator::events; return (*counter)++;"),
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],

@@ -21,8 +21,8 @@ MemoryPart tile_counter_memory() {
   return memory_part("tile counter", MemoryItem::Role::workspace, DType::int64, {1});
 }
 
-tile::TileCounter take_tile_counter(WorkspaceCutter& workspace) {
-  return {workspace.take<unsigned long long>(1), next_tag()};
+tile::TileCounter take_tile_counter(WorkspaceCutter& workspace, std::int64_t words) {
+  return {workspace.take<unsigned long long>(words), next_tag()};
 }
 
 }  // namespace tilewise::cuda::host

@@ -8,7 +8,7 @@ namespace tilewise::cuda::host {
 
 /// The workspace of a counter.
 MemoryPart tile_counter_memory();
-/// Takes it, for one launch.
-tile::TileCounter take_tile_counter(WorkspaceCutter& workspace);
+/// Takes it, for one launch. `words`: so many, side by side.
+tile::TileCounter take_tile_counter(WorkspaceCutter& workspace, std::int64_t words = 1);
 
 }  // namespace tilewise::cuda::host

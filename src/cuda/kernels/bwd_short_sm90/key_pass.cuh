@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_short_sm90/worker.cuh"
+#include "cuda/tile/hopper/tile_counter.cuh"
 
 namespace tilewise::bwd_short_sm90 {
 
@@ -13,6 +14,7 @@ struct KeyPass {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
   static constexpr u32 kDelta = Worker<kConfig>::kDelta;
+  static constexpr int kPart = kRows * (kD + kDv);  ///< floats that a warpgroup hands over
 
   Worker<kConfig>& worker;
   float rS[kRows / 2];                                          ///< S, then P
@@ -36,8 +38,7 @@ struct KeyPass {
   }
   /// (B3) dV += P^T dO
   __forceinline__ void issue_dv() {
-    const u32 rows = worker.shared.stage_v(worker.stages.slot);
-    worker.template issue_sums<kConfig.two_plane>(rDv, rP, rPlow, rows);
+    worker.template issue_sums<kConfig.two_plane>(rDv, rP, rPlow, worker.second());
   }
 
   // ---- scores
@@ -119,18 +120,24 @@ struct KeyPass {
     if (!__any_sync(~0U, any)) return;
     worker.sync_consumers();  // nobody reads Q any more
     const int t = opaque(worker.warpgroup * 128 + worker.thread);
+    constexpr SharedPlan kPlan = Worker<kConfig>::kPlan;
+    const auto place = [&](int i) {
+      if constexpr (kConfig.halves()) {
+        if (i * 16 >= kPlan.columns) return worker.second() - kPlan.columns + i * 16;
+      }
+      return worker.shared.stage(worker.stages.slot) + i * 16;
+    };
 #pragma unroll 1
-    for (int i = t; i < Worker<kConfig>::kPlan.stage / 16; i += 256) {
+    for (int i = t; i < (kPlan.columns + kPlan.columns_v) / 16; i += 256) {
       const int in_panel = i % (SharedPlan::kPanel / 16);
-      if (sees_nothing(in_panel / 8))
-        store_shared_16(worker.shared.stage(worker.stages.slot) + i * 16, 0.0F, 0.0F, 0.0F, 0.0F);
+      if (sees_nothing(in_panel / 8)) store_shared_16(place(i), 0.0F, 0.0F, 0.0F, 0.0F);
     }
     fence_async_shared();
     worker.sync_consumers();  // the zeros are there, for all
   }
   template <bool kMasked>
   __forceinline__ void first_queries(int first, int block) {
-    worker.wait_stage();
+    worker.wait_first();
     worker.issue_s(rS);
     wgmma_wait<0>();
     pin(rS);
@@ -139,6 +146,7 @@ struct KeyPass {
   /// Entry: P of a block is ready, nothing is in flight. Exit: so is its dS, and dV has it; but for
   /// `two_plane` dK does not yet.
   __forceinline__ void gradients(int block) {
+    worker.wait_second();
     hide_rows(block);
     if constexpr (kConfig.two_plane) {
       issue_dv();
@@ -154,6 +162,7 @@ struct KeyPass {
       pin(rGradS);
       rDv.pin_all();
     }
+    worker.leave_second();
     key_gradients(block);
   }
   /// Entry: P of the block before is ready, nothing is in flight. Exit: the same of `block`.
@@ -170,7 +179,7 @@ struct KeyPass {
       worker.leave_stage(held);
       first_queries<kMasked>(first, block);
     } else {
-      worker.wait_stage();
+      worker.wait_first();
       issue_dk(held);
       worker.issue_s(rS);
       wgmma_wait<0>();
@@ -235,7 +244,54 @@ struct KeyPass {
 #pragma unroll 1
       for (block = own.end; block < all.end; ++block) skip_queries(block);
     }
-    leave(first);
+    const float* parts = nullptr;
+    if constexpr (kConfig.shares) {
+      if (first < keys_of<kConfig>(worker.args, worker.job)) parts = hand_over(pass);
+      if (parts == nullptr) {
+        worker.leave_kept();
+        return;
+      }
+    }
+    leave(first, parts);
+  }
+
+  /// Hands over the warpgroup's sums. Null, or where this is the last of the group to do so the
+  /// sums of all: nobody waits for another.
+  __forceinline__ const float* hand_over(int pass) {
+    const Args& args = worker.args;
+    const int group = worker.job.head / args.sharers;
+    const int passes = (keys_of<kConfig>(args, worker.job) + kBlock - 1) / kBlock;
+    const int place =
+        ((worker.job.batch * (args.heads_k / args.sharers) + group) * passes + pass) * 2 +
+        worker.warpgroup;
+    float* const parts = args.parts + static_cast<i64>(place) * args.sharers * kPart;
+    float* const own = parts + (worker.job.head - group * args.sharers) * kPart;
+    store_part(rDv, own);
+    store_part(rDk, own + kRows * kDv);
+    worker.sync_warpgroup();  // what all threads have stored
+    const u32 at = worker.shared.last(worker.warpgroup);
+    if (worker.thread == 0) {
+      const TileCounter counter = {args.sharers_done.word + place, args.sharers_done.tag};
+      store_shared_4(at, static_cast<u32>(comes_last(counter, args.sharers)));
+    }
+    worker.sync_warpgroup();
+    return load_shared_4(at) != 0 ? parts : nullptr;
+  }
+  /// In the order of heads.
+  template <int kColumns>
+  __forceinline__ void add_parts(bwd_sm90::LargeDimSums<kColumns>& sums, const float* from) const {
+    sums.clear();
+#pragma unroll 1
+    for (int n = 0; n < worker.args.sharers; ++n) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i)
+        sums.r[i] += *(from + n * kPart + i * 128 + worker.thread);
+    }
+  }
+  template <int kColumns>
+  __forceinline__ void store_part(const bwd_sm90::LargeDimSums<kColumns>& sums, float* to) const {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) to[i * 128 + worker.thread] = sums.r[i];
   }
 
   __forceinline__ void store_keys(const TensorMapBytes& map, u32 from, int column,
@@ -245,14 +301,18 @@ struct KeyPass {
       key_row<kConfig>(at, worker.args, worker.job, first);
       tma_store_5d(&map, from, column, at);
     } else {
-      tma_store(&map, from, column, worker.job.head, first, worker.job.batch);
+      tma_store(&map, from, column, key_head<kConfig>(worker.args, worker.job), first,
+                worker.job.batch);
     }
   }
-  __forceinline__ void leave(int first) {
+  /// `parts`: shares, the sums to add up.
+  __forceinline__ void leave(int first, const float* parts) {
     const u32 place = worker.shared.kept(worker.kept.slot, worker.warpgroup);
     const u32 place_v = worker.shared.kept_v(worker.kept.slot, worker.warpgroup);
     worker.sync_warpgroup();  // all four warps are done with what lies there
+    if constexpr (kConfig.shares) add_parts(rDv, parts);
     bwd_sm90::stage_rows<kElement>(rDv, 1.0F, place_v, worker.warp, worker.lane);
+    if constexpr (kConfig.shares) add_parts(rDk, parts + kRows * kDv);
     bwd_sm90::stage_rows<kElement>(rDk, worker.args.scale, place, worker.warp, worker.lane);
     fence_async_shared();
     worker.sync_warpgroup();

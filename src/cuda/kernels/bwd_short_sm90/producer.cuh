@@ -18,6 +18,7 @@ struct Producer {
   const Args& args;
   const Shared<kConfig> shared;
   Ring<kConfig.stages> stages;
+  Ring<kConfig.halves() ? kConfig.stages_v : 1> stages_v;
   Ring<kConfig.kept> kept;
   Ring<2> slots;
   Job job;
@@ -120,11 +121,19 @@ struct Producer {
                                const BlockRange& range) {
 #pragma unroll 1
     for (int block = range.begin; block < range.end; ++block) {
-      const u32 full = shared.stage_full(stages.slot);
+      u32 full = shared.stage_full(stages.slot);
       mbarrier_wait(shared.stage_empty(stages.slot), stages.parity ^ 1);
       mbarrier_expect(full, kPlan.stage);
       load<kKeys>(shared.stage(stages.slot), first, kPanels, full, head, block * kRows);
-      load<kKeys>(shared.stage_v(stages.slot), second, kPanelsV, full, head, block * kRows);
+      u32 slot_v = stages.slot;
+      if constexpr (kConfig.halves()) {
+        slot_v = stages_v.slot;
+        full = shared.full_v(slot_v);
+        mbarrier_wait(shared.empty_v(slot_v), stages_v.parity ^ 1);
+        mbarrier_expect(full, kPlan.columns_v);
+        stages_v.advance();
+      }
+      load<kKeys>(shared.stage_v(slot_v), second, kPanelsV, full, head, block * kRows);
       stages.advance();
     }
   }
@@ -139,11 +148,11 @@ struct Producer {
       const BlockRange range = key_range<kConfig>(args, job, row, kBlock);
 #pragma unroll 1
       for (int sweep = 0; sweep < (kConfig.refined ? 2 : 1); ++sweep)
-        pass_by<true>(args.k, args.v, job.head, range);
+        pass_by<true>(args.k, args.v, key_head<kConfig>(args, job), range);
     }
 #pragma unroll 1
     for (int pass = keys.begin; pass < keys.end; ++pass) {
-      keep<true>(args.k, args.v, job.head, pass * kBlock);
+      keep<true>(args.k, args.v, key_head<kConfig>(args, job), pass * kBlock);
       const BlockRange range = query_range<kConfig>(args, job, pass * kBlock, kBlock);
 #pragma unroll 1
       for (int g = 0; g < args.group; ++g)

@@ -94,6 +94,7 @@ struct QueryPass {
     query_probabilities<kMasked>(first, block);
     wgmma_wait<0>();
     pin(rGradS);
+    worker.leave_second();
     query_gradients();
   }
   /// Entry: dS of the block before is ready, nothing is in flight. Exit: the same of `block`.
@@ -110,6 +111,7 @@ struct QueryPass {
     wgmma_wait<0>();
     pin(rGradS);
     settle_dq();
+    worker.leave_second();
     worker.leave_stage(held);
     query_gradients();
   }
@@ -148,6 +150,7 @@ struct QueryPass {
       wgmma_wait<0>();
       pin(rS);
       pin(rGradS);
+      worker.leave_second();
       worker.leave_stage(worker.stages.slot);
       worker.stages.advance();
       query_probabilities<true>(first, block);

@@ -31,6 +31,7 @@ using bwd_short_sm90::Args;
 using bwd_short_sm90::Config;
 using bwd_short_sm90::kBlock;
 using bwd_short_sm90::kMostRows;
+using bwd_short_sm90::kMostRowsOfHalves;
 using bwd_short_sm90::kRows;
 using bwd_short_sm90::Lengths;
 using bwd_short_sm90::Mask;
@@ -54,13 +55,16 @@ std::string option_refusal(const Problem& p) {
   return {};
 }
 
+/// Query rows of a job's heads, as statistics count them.
+std::int64_t job_rows(const Problem& p) { return p.group() * round_up(p.seq_q, kRows); }
+
 std::string refusal(const Problem& p, const Hardware& machine) {
   std::string reason = sm90_refusal(p, machine);
   if (reason.empty()) reason = option_refusal(p);
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0)
     return "an empty problem is not supported by this kernel";
-  if (p.group() * round_up(p.seq_q, kRows) > kMostRows) {
+  if (job_rows(p) > kMostRows) {
     return "more than " + std::to_string(kMostRows) +
            " query rows to a key head are not supported by this kernel";
   }
@@ -70,7 +74,7 @@ std::string refusal(const Problem& p, const Hardware& machine) {
   const bool hides_all = !p.packed && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
   if (bwd_sm90_hides_rows(p) || hides_all || mask.low >= mask.high)
     return "a mask that leaves rows no key is not supported by this kernel";
-  if (bwd_short_sm90_jobs(p, true) >= std::int64_t{1} << tile::TileCounter::kCountBits)
+  if (bwd_short_sm90_jobs(p, ShortJobs::passes) >= std::int64_t{1} << tile::TileCounter::kCountBits)
     return "more than 2^24 jobs are not supported by this kernel";
   return bwd_sm90_maps_refusal(p);
 }
@@ -90,20 +94,39 @@ bool refines(const Problem& p) {
   return bwd_tiles::is_tiny(p) || (bwd_tiles::is_small(p) && sm90_mask(p).mask != Mask::none);
 }
 
+/// Few jobs of key heads that cannot be cut into passes. The sums of a group stay in the L2 cache.
+bool may_share(const Problem& p) {
+  return !p.packed && p.group() > 1 && refines(p) &&
+         bwd_short_sm90_jobs(p, ShortJobs::query_heads) <= 2 * host::kTypicalMultiprocessors;
+}
+
 /// What run() goes by.
 struct Decided {
-  bool cut = false;
+  ShortJobs jobs = ShortJobs::key_heads;
   Config config;
 };
 
 Decided decide(const Problem& p, const Hardware& machine) {
-  const bool cut = !p.packed && !refines(p) &&
-                   bwd_short_sm90_ms(p, true, machine) < bwd_short_sm90_ms(p, false, machine);
-  return {cut, bwd_short_sm90_config(p, cut)};
+  ShortJobs best = ShortJobs::key_heads;
+  const auto consider = [&](ShortJobs jobs) {
+    if (bwd_short_sm90_ms(p, jobs, machine) < bwd_short_sm90_ms(p, best, machine)) best = jobs;
+  };
+  if (!p.packed && !refines(p)) consider(ShortJobs::passes);
+  if (may_share(p)) consider(ShortJobs::query_heads);
+  return {best, bwd_short_sm90_config(p, best)};
 }
 
 bool counts(const Problem& p, const Decided& decided) {
-  return bwd_short_sm90_jobs(p, decided.cut) > host::kTypicalMultiprocessors;
+  return bwd_short_sm90_jobs(p, decided.jobs) > host::kTypicalMultiprocessors;
+}
+
+/// Warpgroups' passes over keys, whose sums the query heads of a group hand over.
+std::int64_t shared_passes(const Problem& p) {
+  return 2 * p.batch * p.heads_k * ceil_div(p.seq_k, kBlock);
+}
+/// Floats of what they hand over.
+std::int64_t shared_floats(const Problem& p, const Config& config) {
+  return shared_passes(p) * p.group() * kRows * (config.head_dim + config.head_dim_v);
 }
 
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
@@ -113,10 +136,17 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   Cost cost;
   cost.block_m = cost.block_n = kBlock;
   if (counts(p, decided)) cost.memory.push_back(host::tile_counter_memory());
+  if (decided.config.shares) {
+    cost.memory.push_back(memory_part("group counters", MemoryItem::Role::workspace, DType::int64,
+                                      {shared_passes(p)}));
+    cost.memory.push_back(memory_part("dK, dV of query heads", MemoryItem::Role::workspace,
+                                      DType::float32, {shared_floats(p, decided.config)}));
+    cost.bytes_moved += 2.0 * static_cast<double>(cost.memory.back().bytes);
+  }
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
     if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  cost.ms = std::max(bwd_short_sm90_ms(p, decided.cut, machine),
+  cost.ms = std::max(bwd_short_sm90_ms(p, decided.jobs, machine),
                      1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   return Prepared{std::move(cost), remember(decided)};
 }
@@ -167,41 +197,61 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   WorkspaceCutter workspace(context.workspace);
   Args args;
   fill(args, p);
-  args.jobs = static_cast<int>(bwd_short_sm90_jobs(p, decided.cut));
+  args.jobs = static_cast<int>(bwd_short_sm90_jobs(p, decided.jobs));
   if (counts(p, decided)) args.counter = host::take_tile_counter(workspace);
+  if (decided.config.shares) {
+    args.sharers = args.group;
+    args.heads_k = args.heads_q;
+    args.group = 1;
+    args.sharers_done = host::take_tile_counter(workspace, shared_passes(p));
+    args.parts = workspace.take<float>(shared_floats(p, decided.config));
+  }
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   launch(kernel, {.x = grid}, context.stream, args);
 }
 
+std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
+  return may_share(p) ? "no card has timed query heads that share their sums" : "";
+}
+
 }  // namespace
 
-Config bwd_short_sm90_config(const Problem& p, bool cut) {
+Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim = bwd_sm90_padded(p.head_dim);
   config.head_dim_v = bwd_sm90_padded(p.head_dim_v);
   config.mask = sm90_mask(p).mask;
   config.lengths = p.packed ? Lengths::packed : Lengths::dense;
-  config.cut = cut;
+  config.cut = jobs == ShortJobs::passes;
+  config.shares = jobs == ShortJobs::query_heads;
   config.two_plane = bwd_tiles::is_small(p);
   config.refined = refines(p);
-  config.helped = !config.refined && bwd_short_sm90_jobs(p, cut) <= host::kTypicalMultiprocessors;
-  return bwd_short_sm90::with_stages(config);
+  const bool one_job = bwd_short_sm90_jobs(p, jobs) <= host::kTypicalMultiprocessors;
+  config.helped = !config.refined && one_job;
+  config = bwd_short_sm90::with_stages(config);
+  // Of several passes the next one's rows should be there when it begins. Dense jobs of a key head
+  // took longer with halves (b64 h16 s256 d128: 1.21 ms instead of 0.73).
+  const std::int64_t rows = job_rows(p) / (config.shares ? p.group() : 1);
+  if (config.kept == 1 && config.fetches() && rows <= kMostRowsOfHalves)
+    config = bwd_short_sm90::with_halves(config);
+  return config;
 }
 
-std::int64_t bwd_short_sm90_jobs(const Problem& p, bool cut) {
-  if (!cut) return key_heads(p);
+std::int64_t bwd_short_sm90_jobs(const Problem& p, ShortJobs jobs) {
+  if (jobs == ShortJobs::key_heads) return key_heads(p);
+  if (jobs == ShortJobs::query_heads) return p.batch * p.heads_q;
   return p.batch * (p.heads_k * ceil_div(p.seq_k, kBlock) + p.heads_q * ceil_div(p.seq_q, kBlock));
 }
 
-double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
+double bwd_short_sm90_ms(const Problem& p, ShortJobs of, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
   // Of 128 rows of a pass and 64 that pass by: four products over keys, three over queries.
   const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.3 : 1.0;
-  const double key_us = (narrow ? 0.95 : 2.4) * planes;
-  const double query_us = (narrow ? 0.7 : 1.8) * planes * sweeps;
-  const double pass_us = narrow ? 2.4 : 2.8;
+  const double key_us = (narrow ? 0.95 : p.packed ? 1.9 : 2.4) * planes;
+  const double query_us = (narrow ? 0.7 : p.packed ? 1.6 : 1.8) * planes * sweeps;
+  const double pass_us = narrow ? 2.4 : p.packed ? 2.0 : 2.8;
   constexpr double kStartUs = 8.0;
   // Steps of a pass that are seen in part.
   const double cut_steps = !p.has_positional_mask() ? 0.25 : narrow ? 1.0 : 1.5;
@@ -213,7 +263,7 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   const double of_keys =
       pass_us + key_us * (pairs / (over_keys * kBlock * kRows) + cut_steps * group);
   const double total = over_queries * of_queries + over_keys * of_keys;
-  if (cut) {
+  if (of == ShortJobs::passes) {
     // A pass over keys waits for the statistics of all its queries; under a mask one is twice as
     // long as the mean.
     const double statistics = 4e-3 * group * static_cast<double>(p.seq_q) * (narrow ? 1.0 : 2.0);
@@ -222,7 +272,13 @@ double bwd_short_sm90_ms(const Problem& p, bool cut, const Hardware& machine) {
   }
   const double jobs = static_cast<double>(p.batch * p.heads_k);
   const double waves = p.packed ? jobs / sms + 0.3 : std::ceil(jobs / sms);
-  return 1e-3 * (kStartUs + std::max(waves, 1.0) * total / jobs);
+  const double all_us = kStartUs + std::max(waves, 1.0) * total / jobs;
+  if (of == ShortJobs::key_heads) return 1e-3 * all_us;
+  // Each head passes over the keys for itself; the last of a group adds up.
+  const double heads = jobs * group, head_waves = std::ceil(heads / sms);
+  const double exchange_us = 1.0 + 1.0 * group;
+  const double again_us = over_keys * (group - 1.0) * pass_us;
+  return 1e-3 * (kStartUs + head_waves * ((total + again_us) / heads + exchange_us));
 }
 
 KernelUnit bwd_short_sm90_unit(const Config& c) {
@@ -231,10 +287,12 @@ KernelUnit bwd_short_sm90_unit(const Config& c) {
   unit.file = "bwd_short_sm90/kernel";
   unit.config = element_text(c.element) + number_text("head_dim", c.head_dim) +
                 number_text("head_dim_v", c.head_dim_v) + number_text("kept", c.kept) +
-                number_text("stages", c.stages) + enum_text("mask", "Mask", c.mask) +
-                enum_text("lengths", "Lengths", c.lengths) + flag_text("cut", c.cut) +
-                flag_text("helped", c.helped) + flag_text("two_plane", c.two_plane) +
-                flag_text("refined", c.refined);
+                number_text("stages", c.stages) +
+                (c.halves() ? number_text("stages_v", c.stages_v) : "") +
+                enum_text("mask", "Mask", c.mask) + enum_text("lengths", "Lengths", c.lengths) +
+                flag_text("cut", c.cut) + flag_text("helped", c.helped) +
+                flag_text("two_plane", c.two_plane) + flag_text("refined", c.refined) +
+                (c.shares ? flag_text("shares", true) : "");
   unit.threads = bwd_short_sm90::kThreads;
   unit.shared_bytes = bwd_short_sm90::SharedPlan(c).bytes;
   std::map<int, WgmmaShape> shapes;  // by N
@@ -255,7 +313,8 @@ const KernelRow kFlashBackwardShortSm90 = {
     .pass = Pass::backward,
     .summary = "short sequences in one launch, no sums in memory; head dims to 128; wgmma, TMA",
     .prepare = prepare,
-    .run = run};
+    .run = run,
+    .on_trial = on_trial};
 
 void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_plane) {
   if (arch != 90) return;
@@ -265,7 +324,9 @@ void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_p
     config.mask = Mask::right;
     config.two_plane = config.refined = two_plane;
     config.lengths = two_plane ? Lengths::dense : Lengths::packed;
-    units.push_back({.unit = bwd_short_sm90_unit(bwd_short_sm90::with_stages(config)),
+    config = bwd_short_sm90::with_stages(config);
+    if (config.kept == 1) config = bwd_short_sm90::with_halves(config);
+    units.push_back({.unit = bwd_short_sm90_unit(config),
                      .row = kFlashBackwardShortSm90.name,
                      .instruction = "wgmma.mma_async",
                      .allowed_spill_bytes = 160});

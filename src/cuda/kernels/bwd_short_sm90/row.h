@@ -12,14 +12,17 @@ namespace tilewise::cuda {
 
 extern const KernelRow kFlashBackwardShortSm90;
 
-/// The config of a problem. `cut`: a job is one pass.
-bwd_short_sm90::Config bwd_short_sm90_config(const Problem& problem, bool cut);
+/// What a job is all of.
+enum class ShortJobs { key_heads, query_heads, passes };
+
+/// The config of a problem.
+bwd_short_sm90::Config bwd_short_sm90_config(const Problem& problem, ShortJobs jobs);
 
 /// Jobs of a launch.
-std::int64_t bwd_short_sm90_jobs(const Problem& problem, bool cut);
+std::int64_t bwd_short_sm90_jobs(const Problem& problem, ShortJobs jobs);
 
 /// Predicted milliseconds.
-double bwd_short_sm90_ms(const Problem& problem, bool cut, const Hardware& machine);
+double bwd_short_sm90_ms(const Problem& problem, ShortJobs jobs, const Hardware& machine);
 
 KernelUnit bwd_short_sm90_unit(const bwd_short_sm90::Config& config);
 

@@ -23,7 +23,7 @@ inline constexpr int kConsumerWarps = 8, kStatisticsWarps = 3;
 template <Config kConfig>
 struct Shared {
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr u32 kStages = kConfig.stages;
+  static constexpr u32 kStages = kConfig.stages, kStagesV = kConfig.stages_v;
   u32 base;
 
   // Rows that a pass keeps, 64 of a warpgroup: of K or Q; of V or dO.
@@ -35,12 +35,15 @@ struct Shared {
   }
   // Rows that pass by: of Q or K; of dO or V.
   __forceinline__ u32 stage(u32 index) const { return base + kPlan.stages + index * kPlan.stage; }
-  __forceinline__ u32 stage_v(u32 index) const { return stage(index) + kPlan.columns; }
+  __forceinline__ u32 stage_v(u32 index) const {
+    if constexpr (kConfig.halves()) return base + kPlan.stages_v + index * kPlan.columns_v;
+    return stage(index) + kPlan.columns;
+  }
   // Of query rows: -LSE log2 e, rowsum(dO O) - dLSE.
   __forceinline__ u32 offset(u32 buffer) const {
-    return base + kPlan.statistics + buffer * (2 * SharedPlan::kStatistics);
+    return base + kPlan.statistics + buffer * (2 * kPlan.known);
   }
-  __forceinline__ u32 delta(u32 buffer) const { return offset(buffer) + SharedPlan::kStatistics; }
+  __forceinline__ u32 delta(u32 buffer) const { return offset(buffer) + kPlan.known; }
   __forceinline__ u32 barrier(u32 index) const {
     return base + kPlan.barriers + index * kMbarrierBytes;
   }
@@ -52,6 +55,11 @@ struct Shared {
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(2 * kStages + 6 + slot); }
   __forceinline__ u32 known(u32 buffer) const { return barrier(2 * kStages + 8 + buffer); }
   __forceinline__ u32 known_empty(u32 buffer) const { return barrier(2 * kStages + 10 + buffer); }
+  // Of halves: dO, V.
+  __forceinline__ u32 full_v(u32 index) const { return barrier(2 * kStages + 12 + index); }
+  __forceinline__ u32 empty_v(u32 index) const {
+    return barrier(2 * kStages + 12 + kStagesV + index);
+  }
   __forceinline__ u32 slot(u32 index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
@@ -59,11 +67,18 @@ struct Shared {
   /// Packed: the sequence at a place in the order.
   __forceinline__ u32 order(int place) const { return base + kPlan.order + 4 * place; }
 
+  /// Shares: whether a warpgroup is the last of its group.
+  __forceinline__ u32 last(int warpgroup) const { return base + kPlan.order + 4 * warpgroup; }
+
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
       mbarrier_init(stage_full(s), 1);
       mbarrier_init(stage_empty(s), kConsumerWarps);
+    }
+    for (u32 s = 0; s < kStagesV; ++s) {
+      mbarrier_init(full_v(s), 1);
+      mbarrier_init(empty_v(s), kConsumerWarps);
     }
     for (u32 s = 0; s < 2; ++s) {
       mbarrier_init(kept_full(s), 1);
@@ -87,6 +102,12 @@ struct Job {
   int pass = 0, batch = 0, head = 0;
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
 };
+
+/// The head that K and V are of.
+template <Config kConfig>
+__forceinline__ int key_head(const Args& args, const Job& job) {
+  return kConfig.shares ? job.head / args.sharers : job.head;
+}
 
 /// Half-open range of passes.
 struct Passes {

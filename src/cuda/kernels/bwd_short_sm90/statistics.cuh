@@ -14,7 +14,7 @@ struct Statistics {
   /// Eight lanes have a row, each 16 bytes of every 128.
   static constexpr int kParts = kConfig.refined ? 0 : SharedPlan::panels(kConfig.head_dim_v);
   /// As many copies as registers allow who has few, and who has many.
-  static constexpr int kFew = kParts == 2 ? 1 : 4, kMany = 4;
+  static constexpr int kFew = kParts != 2 ? 4 : kConfig.fetches() ? 2 : 1, kMany = 4;
 
   const Args& args;
   const Shared<kConfig> shared;
@@ -41,6 +41,12 @@ struct Statistics {
     if (!r.given || column >= args.head_dim_v) return {0, 0, 0, 0};
     const i64 at = entry(job) * rows.b + r.head * rows.h + given_row(job, r.row) * rows.s + column;
     return load_global_16(static_cast<const unsigned short*>(rows.data) + at);
+  }
+  /// A line of a row to the L2 cache.
+  __forceinline__ void fetch(const Rows& rows, const Job& job, const Row& r, int column) const {
+    if (!r.given || column >= args.head_dim_v) return;
+    const i64 at = entry(job) * rows.b + r.head * rows.h + given_row(job, r.row) * rows.s + column;
+    prefetch_line(static_cast<const unsigned short*>(rows.data) + at);
   }
   static __forceinline__ float product(Bytes16 x, Bytes16 y) {
     const u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
@@ -78,6 +84,14 @@ struct Statistics {
       begin = seen.begin * kRows, end = seen.end * kRows;
     }
     const int rows = known.heads * (end - begin);
+    // Where few copies are under way at a time, they find their lines in the L2 cache.
+    if constexpr (kConfig.fetches() && kParts > 1 && kAtOnce == kFew) {
+#pragma unroll 1
+      for (int n = warp * 8 + lane / 4; n < rows; n += warps * 8) {
+        const Row r = row_at(job, known, index_of(n, begin, end, known));
+        fetch(lane % 2 == 0 ? args.o_rows : args.d_o_rows, job, r, lane / 2 % 2 * 64);
+      }
+    }
 #pragma unroll 1
     for (int first = warp * 4; first < rows; first += warps * 4 * kAtOnce) {
       Bytes16 o[kAtOnce][kParts + 1], d_o[kAtOnce][kParts + 1];

@@ -17,13 +17,14 @@ struct Worker {
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr Element kElement = kConfig.element;
   static constexpr SharedPlan kPlan{kConfig};
-  static constexpr u32 kDelta = SharedPlan::kStatistics;  ///< from an offset to its delta
+  static constexpr u32 kDelta = kPlan.known;  ///< from an offset to its delta
   using Product = Wgmma<kElement, kRows>;
 
   const Args& args;
   const Shared<kConfig> shared;
   const int warpgroup, thread, warp, lane;  ///< thread, warp: of the warpgroup
   Ring<kConfig.stages> stages;
+  Ring<kConfig.halves() ? kConfig.stages_v : 1> stages_v;
   Ring<kConfig.kept> kept;
   Announced<kConfig> announced;
   Job job;
@@ -46,8 +47,25 @@ struct Worker {
   __forceinline__ void release(u32 barrier) const {
     if (lane == 0) mbarrier_arrive(barrier);
   }
-  __forceinline__ void wait_stage() const {
+  /// For K, or Q; for V, or dO, too.
+  __forceinline__ void wait_first() const {
     mbarrier_wait(shared.stage_full(stages.slot), stages.parity);
+  }
+  __forceinline__ void wait_second() const {
+    if constexpr (kConfig.halves()) mbarrier_wait(shared.full_v(stages_v.slot), stages_v.parity);
+  }
+  __forceinline__ void wait_stage() const {
+    wait_first();
+    wait_second();
+  }
+  __forceinline__ u32 second() const {
+    return shared.stage_v(kConfig.halves() ? stages_v.slot : stages.slot);
+  }
+  /// V, or dO, of the block at hand is not needed any more: of halves it may go.
+  __forceinline__ void leave_second() {
+    if constexpr (!kConfig.halves()) return;
+    release(shared.empty_v(stages_v.slot));
+    stages_v.advance();
   }
   __forceinline__ void leave_stage(u32 index) const { release(shared.stage_empty(index)); }
 
@@ -83,6 +101,7 @@ struct Worker {
   __forceinline__ void skip() {
     wait_stage();
     __syncwarp();  // no lane waits any more: lane 0 lets the stage be filled again
+    leave_second();
     leave_stage(stages.slot);
     stages.advance();
   }
@@ -95,7 +114,7 @@ struct Worker {
     u64 a = panel_descriptor(rows, 16);
     const u64 b = panel_descriptor(others, 16);
     // Of one buffer they are the same in every step: kept from one to the next they would spill.
-    if constexpr (kConfig.kept == 1) a = opaque(a);
+    if constexpr (kConfig.kept == 1 || kConfig.halves()) a = opaque(a);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i) {
@@ -109,7 +128,7 @@ struct Worker {
   }
   /// (B4) dP or its transpose
   __forceinline__ void issue_dp(float (&r)[kRows / 2]) const {
-    issue_scores<kDv>(r, shared.kept_v(kept.slot, warpgroup), shared.stage_v(stages.slot));
+    issue_scores<kDv>(r, shared.kept_v(kept.slot, warpgroup), second());
   }
   /// sums += A B, A in registers, in two planes or one; B of rows that pass by
   template <bool kPlanes, int kColumns, int kLow>

@@ -9,6 +9,7 @@
 #include "cuda/host/expression_text.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/fill.h"
+#include "cuda/host/sequences.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/diagonals_args.h"
 #include "cuda/kernels/bwd_sm80/gate.h"
@@ -20,6 +21,13 @@ namespace {
 
 using printing::Part;
 
+/// Each sequence has sums as many as the longest ones need. With `deterministic` no other sequence
+/// may decide how one is computed.
+bool sums_sequences(const Problem& p) {
+  constexpr std::int64_t kMostIdle = 4;  // sums, for each row
+  return !p.deterministic && p.batch * (p.seq_q + p.seq_k) <= kMostIdle * (p.total_q + p.total_k);
+}
+
 bool decides_alone(const std::vector<Part>& parts, std::int32_t node) {
   const Part part = parts[static_cast<std::size_t>(node)];
   return part == Part::uniform || part == Part::diagonal;
@@ -30,7 +38,7 @@ bool decides_alone(const std::vector<Part>& parts, std::int32_t node) {
 std::vector<bool> diagonal_captures(const Problem& p) {
   std::vector<bool> which(p.dcaptures.size(), false);
   // dS is the gradient of what the function gives where its slope is 1.
-  if (!wants_captures(p) || p.packed || is_gated(p)) return which;
+  if (!wants_captures(p) || (p.packed && !sums_sequences(p)) || is_gated(p)) return which;
   const expression::Gradient& gradient = *p.score_gradient;
   const std::vector<Part> parts = printing::parts_of(gradient.program);
   for (std::size_t n = 0; n < which.size(); ++n) {
@@ -116,6 +124,10 @@ void DiagonalGradients::make(void* stream) const {
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.seq_q);
   args.seq_k = static_cast<int>(p.seq_k);
+  if (p.packed) {
+    args.queries = host::query_sequences(p);
+    args.keys = host::key_sequences(p);
+  }
   host::fill_key_lengths(args, p);
   std::string key = "diagonals " + expressions_key(p);
   for (const bool one : which_) key += one ? '1' : '0';

@@ -6,6 +6,7 @@
 #include "cuda/kernels/bwd_sm80/diagonals_args.h"
 #include "cuda/kernels/bwd_sm80/moving_sum.cuh"
 #include "cuda/tile/expression.cuh"
+#include "cuda/tile/sequences.cuh"
 
 namespace tilewise::bwd_diagonals {
 
@@ -18,16 +19,21 @@ __forceinline__ void kernel(const AnyArgs& any) {
   const Captures& captures = *captures_of(any);
   const int bh = static_cast<int>(blockIdx.x) / args.blocks, b = bh / args.heads;
   const int block = static_cast<int>(blockIdx.x) % args.blocks;
-  int seq_k = args.seq_k;
-  if (args.key_lengths != nullptr) seq_k = args.key_lengths[b * args.key_lengths_b];
-  const Place place = {b, bh % args.heads, args.seq_q, seq_k};
+  int seq_q = args.seq_q, seq_k = args.seq_k;
+  if (args.queries.offsets != nullptr) {
+    seq_q = min(sequence_at(args.queries, b).length, seq_q);
+    seq_k = min(sequence_at(args.keys, b).length, seq_k);
+  } else if (args.key_lengths != nullptr) {
+    seq_k = args.key_lengths[b * args.key_lengths_b];
+  }
+  const Place place = {b, bh % args.heads, seq_q, seq_k};
   const typename Function::Uniform u = Function::uniform(place, captures);
   bwd_sm80::MovingSum<kConfig.exact> sums[Function::kTerms];
   const int first = (block * kThreads + static_cast<int>(threadIdx.x)) * kRun - args.last_key;
 #pragma unroll 1
   for (int d = first; d < first + kRun; ++d) {
     // Others have no pairs, and their indices may lie outside of the tensors.
-    if (d <= -seq_k || d >= args.seq_q) continue;
+    if (d <= -seq_k || d >= seq_q) continue;
     const i64 at = static_cast<i64>(bh) * args.count + d + args.last_key;
     float g = 0.0F;
     if constexpr (kConfig.exact) {

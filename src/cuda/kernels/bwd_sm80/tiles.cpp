@@ -61,7 +61,7 @@ constexpr TilePair kFloat256[] = {
     {{{16, 64, 4, 1, 16, 1}, 1, 50.0}, {{64, 16, 4, 1, 32, 1}, 1, 50.0}, true},
     {{{16, 32, 2, 1, 16, 1}, 1, 30.0}, {{32, 16, 2, 1, 32, 1}, 1, 30.0}, true}};
 
-// Above 256 columns, all by dim 512, of guessed speeds: no card has run them.
+// Above 256 columns, all by dim 512, of guessed speeds: right on a card, not timed.
 constexpr TilePair kTwo512[] = {
     {{{32, 64, 4, 1, 32, 1}, 1, 120.0}, {{32, 16, 2, 1, 32, 1}, 2, 120.0}, true, true},
     {{{32, 32, 2, 1, 32, 1}, 1, 90.0}, {{32, 16, 2, 1, 32, 1}, 1, 90.0}, true, true},

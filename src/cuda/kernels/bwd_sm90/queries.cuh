@@ -19,7 +19,6 @@ struct Queries {
   static constexpr int kParts = kM / 64 * kColumns / 64;
   static constexpr bool kBelow = kM == 128;
   static_assert(!kBelow || kColumns == 64);
-  static_assert(!kConfig.sums.diagonals || !kPacked<kConfig>);
   static constexpr int kStage = 16 * 64 * 4;  ///< bytes that a warp adds at once
   using Product = Wgmma<kElement, 64>;
 
@@ -104,7 +103,9 @@ struct Queries {
     __syncwarp();  // all lanes' sums are there
     const int query = block * kM + (kBelow ? 64 * part : 0);
     const int key = worker.job.block * kBlockN + kKeys * warp;
-    const i64 to = static_cast<i64>(bh) * worker.args.diagonal_count + query - key - (kKeys - 1) +
+    // Packed sequences have sums of their own.
+    const int of = kPacked<kConfig> ? worker.job.batch * worker.args.heads_q + bh : bh;
+    const i64 to = static_cast<i64>(of) * worker.args.diagonal_count + query - key - (kKeys - 1) +
                    worker.args.last_key;
 #pragma unroll
     for (int n = 0; n < (kSums + 31) / 32; ++n) {

@@ -27,6 +27,7 @@
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
 #include "cuda/kernels/rows/tile_lists.h"
+#include "problem/blocks.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -156,8 +157,11 @@ std::int64_t key_sums(const Problem& p, const Config& config) {
 DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
   std::vector<bool> which;
   if (config.sums.diagonals) which = diagonal_captures(p);
-  return {p, std::move(which), bwd_sm90_rows(p, config),
-          bwd_sm90_key_blocks(p, config) * config.shape.block_n};
+  const auto padded = [](std::int64_t rows, std::int64_t block) {
+    return ceil_div(rows, block) * block;
+  };
+  return {p, std::move(which), padded(p.seq_q, config.shape.chunk_rows),
+          padded(p.seq_k, config.shape.block_n)};
 }
 
 /// What run() goes by.

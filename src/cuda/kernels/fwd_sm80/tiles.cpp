@@ -35,7 +35,7 @@ constexpr Tile kTiles192[] = {{{128, 64, 8, 1, 2, false}, 1, 310.0},
                               {{64, 32, 4, 1, 2, false}, 2, 285.0}};
 constexpr Tile kTiles256[] = {{{128, 64, 8, 1, 2, false}, 1, 330.0},
                               {{64, 32, 4, 1, 2, false}, 2, 290.0}};
-// Above 256, of guessed speeds: no card has run them.
+// Above 256, of guessed speeds: right on a card, not timed.
 constexpr Tile kTiles512[] = {{{64, 32, 4, 1, 1, false}, 2, 250.0},
                               {{32, 16, 2, 1, 1, false}, 2, 180.0}};
 // Two planes: every operand is twice as wide and every product three.

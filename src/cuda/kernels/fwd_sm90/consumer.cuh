@@ -14,7 +14,6 @@ using namespace tile;
 template <Config kConfig>
 struct Consumer {
   static constexpr Modification kModification = kConfig.modification;
-  static constexpr bool kPresets = Scores<kConfig>::kAddsAlibi;
   static constexpr int kBlockN = kConfig.shape.block_n, kScores = Scores<kConfig>::kScores;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
   static constexpr SharedPlan kPlan{kConfig};
@@ -136,8 +135,7 @@ struct Consumer {
 
   // ---- scores
 
-  /// (F1) S = Q K^T, issued. kPreset: on top of what enter_block() leaves.
-  template <bool kPreset = false>
+  /// (F1) S = Q K^T, issued
   __forceinline__ void issue_scores() {
     const u64 q = kConfig.shape.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
     const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
@@ -146,29 +144,15 @@ struct Consumer {
     for (int i = 0; i < kD / 16; ++i) {
       ScoreProduct::multiply_shared(
           scores.rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
-          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns,
-          kPreset || i != 0);
+          k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
     }
     wgmma_commit();
   }
 
   // ---- softmax step
 
-  /// Before the products of a step: what its scores begin with.
-  __forceinline__ void enter_block(int block) {
-    if constexpr (kPresets) {
-      if constexpr (kListed<kConfig>) block = tile_k;
-      const int first = group_query();
-      const int column = key_block<kConfig>(args, tile, block) * kBlockN + 2 * (lane % 4);
-      const int of[2] = {query<kConfig>(*this, first, 0), query<kConfig>(*this, first, 1)};
-      scores.add_alibi(args, of, keys<kConfig>(args, tile) - queries<kConfig>(args, tile),
-                       diagonals<kConfig>(args, tile).high, column, lane);
-      scores.preset(args);
-    }
-  }
-
   /// The thread's first kCount scores; `half`: those begin there. kLifts: see add_bias.
-  template <bool kMasked, int kCount = kScores, bool kPreset = false, bool kLifts = true>
+  template <bool kMasked, int kCount = kScores, bool kLifts = true>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -177,7 +161,7 @@ struct Consumer {
     const int of[2] = {query<kConfig>(*this, first, 0), query<kConfig>(*this, first, 1)};
     const int shift = keys<kConfig>(args, tile) - queries<kConfig>(args, tile);
     const int high = diagonals<kConfig>(args, tile).high;
-    scores.template modify<kMasked, kCount, kPreset>(args, of, shift, high, column, lane);
+    scores.template modify<kMasked, kCount>(args, of, shift, high, column, lane);
     if constexpr (kConfig.options.bias())
       add_bias<kConfig, kLifts || Scores<kConfig>::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
@@ -243,7 +227,7 @@ struct Consumer {
       wait_k();
       await_turn();
       issue_values();
-      issue_scores<kPresets>();
+      issue_scores();
       pass_turn();
       take_dropout<kConfig>(*this, block);
       finish_values();
@@ -252,7 +236,7 @@ struct Consumer {
     }
     wait_k();
     await_turn();
-    issue_scores<kPresets>();
+    issue_scores();
     wait_v();
     issue_values();
     pass_turn();
@@ -267,7 +251,6 @@ struct Consumer {
   __forceinline__ void step(int block) {
     take_listed();
     take_options<kConfig>(*this, block);
-    enter_block(block);
     products(block);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
@@ -279,7 +262,7 @@ struct Consumer {
         trusted = scores.trusted_softcap(args);
         if (!trusted) scores.template apply_softcap<kMasked>(args);
       } else {
-        adjust_scores<kMasked, kScores, kPresets>(block);
+        adjust_scores<kMasked>(block);
       }
       if (!trusted) scores.template softmax<false>(args);
       if constexpr (!kConfig.options.bias()) finish_step_values();
@@ -292,7 +275,7 @@ struct Consumer {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, kPresets, false>(block); },
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, false>(block); },
                                   [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
   /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made

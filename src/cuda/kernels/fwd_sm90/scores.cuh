@@ -109,8 +109,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
 
   /// (F2) Softcap, (F3) ALiBi and (F1) the scale, as far as softmax() does not apply it. `rows`: of
   /// the thread; `column`: of its first score. `high`: of the tile's diagonals().
-  /// `kPreset`: the products began with what grows with the column (preset()).
-  template <bool kMasked, int kCount = kScores, bool kPreset = false>
+  template <bool kMasked, int kCount = kScores>
   __forceinline__ void modify(const Args& args, const int (&rows)[2], int shift, int high,
                               int column, int lane) {
     if constexpr (kModification == Modification::softcap) {
@@ -118,12 +117,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
     }
     if constexpr (kAddsAlibi) {
-      if constexpr (!kPreset) {
-        add_alibi(args, rows, shift, high, column, lane);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
-      }
+      add_alibi(args, rows, shift, high, column, lane);
       if (__any_sync(~0U, crosses)) {
         constexpr bool kText = kExpressions.score != 0;
         subtract_distance((kText ? affine.distance : slope) * args.scale_inverse, rows,
@@ -216,15 +210,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
-  /// What the products of a block begin with, after add_alibi().
-  __forceinline__ void preset(const Args& args) {
-    const float raw = side * args.scale_inverse;
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) rS[i] = raw * column_of(i);
-  }
   /// (F3) ALiBi. Where all keys of the block lie on one side of the warp's diagonals, the distance
-  /// grows with the column alike for every row: products begin with that, and what depends on the
-  /// row goes to `offset`. Else distances are subtracted from raw scores. `high` is that of the
+  /// grows with the column alike for every row: an fma a score in the exponent, and what depends on
+  /// the row goes to `offset`. Else distances are subtracted from raw scores. `high` is that of the
   /// tile's diagonals: args.high leaves Sk - Sq out where the device looks lengths up.
   /// NOTE: votes, though all lanes agree. A branch that ptxas takes for divergent takes every
   /// descriptor of the loop out of uniform registers.
@@ -395,7 +383,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
 
   /// (F8) P = exp(S - m) in place; sums over the thread's columns.
-  template <Cap kCap, int kCount = kScores>
+  template <Cap kCap, int kCount = kScores, bool kAdds = false>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
@@ -407,7 +395,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       } else if constexpr (kCap == Cap::cubic) {
         factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
       }
-      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, -base[r]));
+      float against = -base[r];
+      if constexpr (kAdds) against = __fmaf_rn(side, column_of(i), against);
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
       sum[r][i % 2] += rS[i];
     }
   }
@@ -422,7 +412,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount>(args, exponent_scale(args), base, sum);
+    exponentials<Cap::before, kCount, kAddsAlibi>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;
@@ -452,6 +442,11 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   template <bool kFirst, bool kLazy = kConfig.schedule.lazy_rescale, int kCount = kScores>
   __forceinline__ void softmax(const Args& args) {
     float scale = exponent_scale(args);
+    if constexpr (kAddsAlibi) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        rS[i] = __fmaf_rn(side * args.scale_inverse, column_of(i), rS[i]);
+    }
     float base[2];
     if (!kFirst && keeps_maxima(scale)) {
       alpha[0] = alpha[1] = 1.0F;

@@ -23,6 +23,10 @@ __forceinline__ u32 signal_count(u32* counter) {
   return before;
 }
 
+/// Orders what this thread knows of before what it does next, for the whole device. 9.7.13.4
+/// membar, fence.acq_rel
+__forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /// 9.7.9.8 ld, .acquire
 __forceinline__ u32 signal_read(const u32* counter) {
   u32 value;

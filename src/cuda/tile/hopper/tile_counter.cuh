@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/tile/copy.cuh"
+#include "cuda/tile/hopper/signal.cuh"
 #include "cuda/tile/hopper/tile_counter_args.h"
 
 namespace tilewise::tile {
@@ -28,6 +29,18 @@ __forceinline__ int answer(const TileCounter& counter, u64 asked, int tiles) {
   const int count = static_cast<int>(asked & ((1ULL << TileCounter::kCountBits) - 1));
   if (count == tiles - 1) *reinterpret_cast<volatile u64*>(counter.word) = 0;
   return static_cast<int>(gridDim.x) + count;
+}
+
+/// One thread: whether it is the last of `count` that come to the counter. It sees what the others
+/// had written, and is seen.
+__forceinline__ bool comes_last(const TileCounter& counter, int count) {
+  fence_device();
+  claim(counter);
+  const u64 before = atomicAdd(counter.word, 1ULL);
+  const bool last = static_cast<int>(before & ((1ULL << TileCounter::kCountBits) - 1)) == count - 1;
+  if (last) *reinterpret_cast<volatile u64*>(counter.word) = 0;
+  fence_device();
+  return last;
 }
 
 }  // namespace tilewise::tile
