@@ -38,8 +38,6 @@ void run_kernel(const mla_sm90::Config& config, const mla_sm90::Args& args) {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.few = true}>(a); });
   } else if (config.paged) {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.paged = true}>(a); });
-  } else if (config.early) {
-    run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{.early = true}>(a); });
   } else {
     run([](const mla_sm90::Args& a) { mla_sm90::kernel<mla_sm90::Config{}>(a); });
   }
@@ -103,8 +101,7 @@ void check(const Case& c) {
     ++failures;
     return;
   }
-  cuda::MlaChoice choice = cuda::mla_with_parts(p, c.part, machine);
-  choice.config.early = c.page == 0 && choice.row_tiles > 1;
+  const cuda::MlaChoice choice = cuda::mla_with_parts(p, c.part, machine);
   mla_sm90::Args args;
   cuda::mla_fill(args, p, choice, set_map);
   constexpr unsigned long long kAny = 0x123456789abcdefULL;

@@ -17,9 +17,6 @@ inline constexpr int kBoxRows = 8, kPieces = 3;
 struct Config {
   tile::Element element = tile::Element::bf16;
   bool paged = false;  ///< through a page table
-  /// Scores of a block ahead of O += P V of the block before, where its keys come before that P.
-  /// Else behind it.
-  bool early = false;
   /// At most 16 rows: keys are the rows of products, queries their columns, and the two warpgroups
   /// take whole blocks in turn.
   bool few = false;
@@ -44,8 +41,7 @@ struct SharedPlan {
   static constexpr int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
   static constexpr int barriers = sums + 2 * kWarpgroups * 4 * kSums;
   static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int agreed = items + kItems * kItem;  ///< by a warpgroup, in turn
-  static constexpr int bytes = agreed + 2 * kWarpgroups * 4;
+  static constexpr int bytes = items + kItems * kItem;
 };
 
 /// The same where there are at most 16 rows.
@@ -64,8 +60,7 @@ struct FewPlan : SharedPlan {
   static constexpr int merged_maxima = sums + kWarpgroups * 4 * kSums;
   static constexpr int barriers = merged_maxima + kMaxima;
   static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int agreed = items + kItems * kItem;
-  static constexpr int bytes = agreed;
+  static constexpr int bytes = items + kItems * kItem;
 };
 
 using Args = decode_sm90::Args;

@@ -31,9 +31,6 @@ constexpr std::int64_t kMostParts = 256;
 /// launch; the merge of parts, and each of them.
 constexpr double kBlockMs = 1.9e-3, kItemMs = 8e-3, kFirstMs = 0.5e-3;
 constexpr double kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
-/// Whether scores run ahead where arithmetic is what takes the time: 0.2697 ms, behind 0.2563 (64 x
-/// 8192 keys, 128 heads).
-constexpr bool kEarly = false;
 /// How much of a last item runs alone where lengths differ.
 constexpr double kTail = 0.3;
 
@@ -73,7 +70,6 @@ MlaChoice with_parts(const Problem& p, std::int64_t keys, std::int64_t blocks,
   c.config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   c.config.paged = p.paged;
   c.row_tiles = static_cast<int>(ceil_div(p.seq_q * p.group(), mla_sm90::kRows));
-  c.config.early = kEarly && c.row_tiles > 1;
   c.config.few = p.seq_q * p.group() <= FewPlan::kFewRows;
   const DecodeChoice parts = decode_with_parts(p, keys, machine);
   c.keys = parts.keys;
@@ -157,8 +153,8 @@ KernelUnit mla_unit(const mla_sm90::Config& c) {
   KernelUnit unit;
   unit.stem = "mla_sm90";
   unit.file = "mla_sm90/kernel";
-  unit.config = element_text(c.element) + flag_text("paged", c.paged) +
-                flag_text("early", c.early) + (c.few ? flag_text("few", true) : "");
+  unit.config =
+      element_text(c.element) + flag_text("paged", c.paged) + (c.few ? flag_text("few", true) : "");
   unit.threads = 128 * (1 + mla_sm90::kWarpgroups);
   unit.shared_bytes = SharedPlan::bytes;
   if (c.few) {

@@ -132,9 +132,8 @@ struct Consumer {
     }
     wgmma_commit();
   }
-  template <int kPending = 0>
   __forceinline__ void finish_scores() {
-    wgmma_wait<kPending>();
+    wgmma_wait<0>();
     pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
   }
 
@@ -207,7 +206,6 @@ struct Consumer {
   }
 
   /// A block whose scores are the other warpgroup's: O += P V, issued.
-  template <bool kScores = false>
   __forceinline__ void take_block(Fragment& P) {
     mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
     taken ^= 1;
@@ -225,59 +223,28 @@ struct Consumer {
       rows.m[r] = m[r];
       rows.l[r] *= alpha[r];
     }
-    if constexpr (kScores) {
-      if (__any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) {
-        finish_scores();
-        scale_o();
-      }
-    } else {
-      scale_o();
-    }
+    scale_o();
     issue_values(P);
   }
 
-  /// Whether the keys of the n-th block come before P of the block at hand: the same for the
-  /// warpgroup, whose products are in one order.
-  __forceinline__ bool keys_come_first(u32 n) const {
-    const u32 agreed = shared.base + SharedPlan::agreed + 4 * (2 * warpgroup + n / 2 % 2);
-    if (warp == 0) {
-      bool keys = false;
-      while (!keys) {
-        if (!__any_sync(~0U, !mbarrier_test(shared.p_full(1 - warpgroup, 0), taken))) break;
-        keys = has_keys(n);
-      }
-      if (lane == 0) store_shared_4(agreed, keys ? 1 : 0);
-    }
-    named_barrier_sync(4 + warpgroup, 128);
-    return load_shared_4(agreed) != 0;
-  }
-
-  /// How a block's scores stand to the block before, which is the other warpgroup's.
-  enum class Order { alone, behind, ahead };
-
-  /// A block whose scores are this warpgroup's; the block before is taken too, where there is one.
-  /// `last`: the item has no other such block.
-  template <Order kOrder, bool kMasked>
+  /// A block whose scores are this warpgroup's; the block before, the other one's, is taken too,
+  /// but for the item's first one. `last`: the item has no other such block.
+  template <bool kAlone, bool kMasked>
   __forceinline__ void own_block(int block, bool last) {
     const int key = block * kBlockN;
-    const u32 n = done + (kOrder == Order::alone ? 0 : 1);
+    const u32 n = done + (kAlone ? 0 : 1);
     Fragment before;
     bool behind = false;
-    if constexpr (kOrder == Order::behind) {
+    if constexpr (!kAlone) {
       take_block(before);
       // The scores go behind it where their keys are there; else what it reads is free sooner.
-      behind = !kConfig.early && has_keys(n);
+      behind = has_keys(n);
       if (!behind) finish_values(before);
     }
     if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
     issue_scores(n);
-    if constexpr (kOrder == Order::ahead) {
-      take_block<true>(before);
-      finish_scores<1>();
-    } else {
-      if (behind) finish_values<1>(before);
-      finish_scores();
-    }
+    if (behind) finish_values<1>(before);
+    finish_scores();
     if constexpr (kMasked) mask(key);
     if (last) release_q();
     alpha[0] = alpha[1] = 1.0F;
@@ -289,7 +256,6 @@ struct Consumer {
       P[i] = pack<kElement>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
     }
     pass(P);
-    if constexpr (kOrder == Order::ahead) finish_values(before);
     scale_o();
     issue_values(P);
     finish_values(P);
@@ -310,13 +276,11 @@ struct Consumer {
       const bool last = block + 2 >= end_block;
       const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
       if (block == first) {
-        own_block<Order::alone, true>(block, last);
+        own_block<true, true>(block, last);
       } else if (masked) {
-        own_block<Order::behind, true>(block, last);
-      } else if (kConfig.early && keys_come_first(done + 1)) {
-        own_block<Order::ahead, false>(block, last);
+        own_block<false, true>(block, last);
       } else {
-        own_block<Order::behind, false>(block, last);
+        own_block<false, false>(block, last);
       }
     }
     if (first < end_block && block == end_block) {  // the last one is the other's
