@@ -211,8 +211,10 @@ def test_c063_strides_of_the_gradient(device: str, dtype: str, kind: str) -> Non
     d_o = _odd_gradient(kind, o)
     ours = torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True)
     dense = torch.autograd.grad(o, (q, k, v), d_o.contiguous())
+    # On a GPU another kernel may take these strides.
+    tolerance = 3e-2 if device != "cpu" and dtype == "bfloat16" else 1e-6
     for a, b in zip(ours, dense, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=0)
 
 
 def test_c065_packed_views(device: str) -> None:

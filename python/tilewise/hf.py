@@ -23,6 +23,8 @@ import inspect
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -480,12 +482,22 @@ def _lazy_imports(implementation: str | None, *arguments: Any, **options: Any) -
     return _flash, _flash_varlen, _flash_with_kvcache, *pads
 
 
+# Before, its paged cache refuses names that are not its own, or reads a window as one key more.
+_CONTINUOUS_BATCHING_FROM = Version("5.21")
+
+
 def register(name: str = "tilewise", continuous_batching: bool = False) -> None:
     """Makes attn_implementation=name available to every model that takes attention functions.
 
     continuous_batching also registers name + "_flash_2" for generate_batch and its managers. It
     replaces the function of transformers that loads FlashAttention by one that knows this name.
+    NotImplementedError with a transformers before 5.21.
     """
+    if continuous_batching and Version(transformers.__version__) < _CONTINUOUS_BATCHING_FROM:
+        raise NotImplementedError(
+            f"continuous_batching: transformers is {transformers.__version__},"
+            f" expected {_CONTINUOUS_BATCHING_FROM} or later"
+        )
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     if not continuous_batching:
