@@ -47,8 +47,8 @@ struct BiasSums {
     slots.advance();
   }
 
-  /// (B6) Adds dS of a block of queries, whose rows in shared memory are keys: fragments of 16
-  /// queries x 8 keys, as bwd_convert takes them.
+  /// (B6) dbias takes dS of a block of queries, whose rows in shared memory are keys: fragments of
+  /// 16 queries x 8 keys, as bwd_convert takes them.
   __forceinline__ void step(float* sums, int block) {
     mbarrier_wait(shared.ds_full(buffers.slot), buffers.parity);
     constexpr int kQueries = kM / 16, kItems = kQueries * kBlockN / 16;
