@@ -146,7 +146,9 @@ def changed_names() -> set[str]:
 def tidy_units(build: Path, everything: bool) -> list[Path]:
     """Compiled units that changed, themselves or the header of the same stem."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    units = sorted({Path(entry["file"]) for entry in entries})
+    compiled = {Path(entry["file"]) for entry in entries}
+    # nanobind's sources are compiled where they are installed.
+    units = sorted(unit for unit in compiled if unit.is_relative_to(ROOT))
     if everything:
         return units
     stems = {str(Path(name).with_suffix("")) for name in changed_names()}
