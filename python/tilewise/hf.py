@@ -374,6 +374,24 @@ def attention_forward(
     return out.unflatten(0, (batch, rows)) if packed else out, None
 
 
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window_size: tuple[int, int],
+    softmax_scale: float | None,
+    softcap: float,
+    s_aux: Tensor | None,
+    **others: Any,
+) -> Tensor:
+    """attention() in FlashAttention's words."""
+    window, sinks = flash_window(window_size), None if s_aux is None else s_aux.float()
+    words: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap, "sinks": sinks, **others}
+    out: Tensor = attention(q, k, v, causal=causal, window=window, **words)
+    return out
+
+
 def _flash(
     q: Tensor,
     k: Tensor,
@@ -387,19 +405,8 @@ def _flash(
     s_aux: Tensor | None = None,
 ) -> Tensor:
     """flash_attn_func with sinks, for transformers."""
-    out: Tensor = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=flash_window(window_size),
-        scale=softmax_scale,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        dropout_p=dropout_p,
-        deterministic=deterministic,
-    )
-    return out
+    words = (causal, window_size, softmax_scale, softcap, s_aux)
+    return _attend(q, k, v, *words, dropout_p=dropout_p, deterministic=deterministic)
 
 
 def _flash_varlen(
@@ -419,23 +426,14 @@ def _flash_varlen(
     s_aux: Tensor | None = None,
 ) -> Tensor:
     """flash_attn_varlen_func with sinks, for transformers."""
-    out: Tensor = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=flash_window(window_size),
-        scale=softmax_scale,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        dropout_p=dropout_p,
-        deterministic=deterministic,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k),
-    )
-    return out
+    lengths: dict[str, Any] = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": int(max_seqlen_q),
+        "max_seqlen_k": int(max_seqlen_k),
+    }
+    words = (causal, window_size, softmax_scale, softcap, s_aux)
+    return _attend(q, k, v, *words, dropout_p=dropout_p, deterministic=deterministic, **lengths)
 
 
 def _flash_with_kvcache(
@@ -454,19 +452,8 @@ def _flash_with_kvcache(
 ) -> Tensor:
     """flash_attn_with_kvcache with sinks, for decoding in transformers, which rotates K before."""
     _, lengths, _ = append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table)
-    out: Tensor = attention(
-        q,
-        k_cache,
-        v_cache,
-        causal=causal,
-        window=flash_window(window_size),
-        scale=softmax_scale,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        key_lengths=lengths,
-        block_table=block_table,
-    )
-    return out
+    words = (causal, window_size, softmax_scale, softcap, s_aux)
+    return _attend(q, k_cache, v_cache, *words, key_lengths=lengths, block_table=block_table)
 
 
 _flash_names: set[str] = set()
