@@ -246,15 +246,25 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   add(DType::bfloat16, 128, true, 16384, true);
 }
 
+namespace {
+
+/// That options are added to.
+Problem plain_problem(std::int64_t dim) {
+  Problem p;
+  p.dtype = DType::bfloat16;
+  p.batch = p.heads_q = p.heads_k = 16;
+  p.seq_q = p.seq_k = 8192;
+  p.head_dim = p.head_dim_v = dim;
+  p.scale = 1.0F;
+  return p;
+}
+
+}  // namespace
+
 void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
   for (const std::int64_t dim : {64, 128}) {
-    Problem plain;
-    plain.dtype = DType::bfloat16;
-    plain.batch = plain.heads_q = plain.heads_k = 16;
-    plain.seq_q = plain.seq_k = 8192;
-    plain.head_dim = plain.head_dim_v = dim;
-    plain.scale = 1.0F;
+    const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
       // A bias is staged for blocks of 128 keys.
@@ -289,12 +299,7 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
 void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
   for (const std::int64_t dim : {64, 128}) {
-    Problem p;
-    p.dtype = DType::bfloat16;
-    p.batch = p.heads_q = p.heads_k = 16;
-    p.seq_q = p.seq_k = 8192;
-    p.head_dim = p.head_dim_v = dim;
-    p.scale = 1.0F;
+    Problem p = plain_problem(dim);
     p.mask.rank = 4;
     const Config config = sm90_config(p, sm90_masked_tiles(p)[0], false);
     units.push_back({.unit = optioned_unit(fwd_sm90_unit(config)),

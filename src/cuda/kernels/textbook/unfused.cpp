@@ -56,11 +56,12 @@ std::vector<Named> product_outputs(const Problem& p) {
   return {{"dQ copy", &p.dq}, {"dK copy", &p.dk}, {"dV copy", &p.dv}};
 }
 
-/// Whether position leaves some rows no key: their dO may hold anything. CONTRACT 3.
+/// Whether position leaves some rows no key, the first or the last then: their dO may hold
+/// anything. CONTRACT 3.
 bool hides_rows(const Problem& p) {
-  const std::int64_t shift = p.seq_k - p.seq_q;
-  if (p.left < 0 || p.right < -p.left || p.right < -shift) return true;
-  return p.causal == Causal::top_left && shift > p.left;
+  if (p.batch == 0 || p.seq_q == 0) return false;
+  const Sequence all = p.sequence(0);
+  return p.visible_keys(all, 0).empty() || p.visible_keys(all, p.seq_q - 1).empty();
 }
 
 /// True when the call brings no saved state, and S and P lie in workspace. In planning its size
