@@ -34,14 +34,7 @@ struct BiasSums {
 
   __forceinline__ void fetch_job() {
     mbarrier_wait(shared.job_full(slots.slot), slots.parity);
-    const Bytes16 words = load_shared_16(shared.slot(slots.slot));
-    job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
-           static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
-    if constexpr (kConfig.ragged()) {
-      const Bytes16 lengths = load_shared_16(shared.slot(slots.slot) + 16);
-      job.seq_q = static_cast<int>(lengths.x);
-      job.seq_k = static_cast<int>(lengths.y);
-    }
+    job = load_job<kConfig>(shared.slot(slots.slot));
     __syncwarp();  // all lanes have read the slot
     if (lane == 0) mbarrier_arrive(shared.job_empty(slots.slot));
     slots.advance();

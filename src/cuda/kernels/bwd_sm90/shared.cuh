@@ -128,6 +128,22 @@ struct Job {
   int seq_q = 0, seq_k = 0, q_begin = 0, k_begin = 0;
 };
 
+/// What the producer has announced in a slot.
+template <Config kConfig>
+__forceinline__ Job load_job(u32 slot) {
+  const Bytes16 words = load_shared_16(slot);
+  Job job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
+             static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
+  if constexpr (kConfig.ragged()) {
+    const Bytes16 lengths = load_shared_16(slot + 16);
+    job.seq_q = static_cast<int>(lengths.x);
+    job.seq_k = static_cast<int>(lengths.y);
+    job.q_begin = static_cast<int>(lengths.z);
+    job.k_begin = static_cast<int>(lengths.w);
+  }
+  return job;
+}
+
 /// The sums of dQ of a chunk come to be converted in pieces that fill a stage: of Q, where they fit
 /// of dO in turn with it.
 template <Config kConfig>

@@ -93,16 +93,7 @@ struct Worker : ListedSteps<kConfig.listed()> {
 
   __forceinline__ void fetch_job() {
     await_producer(shared.job_full(slots.slot), slots.parity);
-    const Bytes16 words = load_shared_16(shared.slot(slots.slot));
-    job = {static_cast<JobKind>(words.x & 0xffU), static_cast<int>(words.y),
-           static_cast<int>(words.z), static_cast<int>(words.w), static_cast<int>(words.x >> 8)};
-    if constexpr (kConfig.ragged()) {
-      const Bytes16 lengths = load_shared_16(shared.slot(slots.slot) + 16);
-      job.seq_q = static_cast<int>(lengths.x);
-      job.seq_k = static_cast<int>(lengths.y);
-      job.q_begin = static_cast<int>(lengths.z);
-      job.k_begin = static_cast<int>(lengths.w);
-    }
+    job = load_job<kConfig>(shared.slot(slots.slot));
     if constexpr (kConfig.listed()) {
       const u32 at = shared.slot(slots.slot) + Shared<kConfig>::kSlotBytes - 16;
       this->steps = static_cast<int>(load_shared_4(at));
