@@ -91,7 +91,7 @@ class SeedClaims(unittest.TestCase):
                 claim = judged(claims, title)
                 self.assertEqual(claim.verdict, verdict, (device, title))
                 self.assertIn("times faster", str(claim.figures), title)
-        self.assertIn("from 512 on", judged(claims, titles[0]).sentence)
+        self.assertIn("from 512 tokens", judged(claims, titles[0]).sentence)
 
     def test_memory_of_steps_is_judged_on_every_machine(self) -> None:
         original, flash, narrow = (

@@ -82,7 +82,7 @@ def thresholds(e: Evidence) -> Claim:
     tables, told, right = [], [], []
     for one, narrow in with_narrow(e, TRAINED, "ms"):
         start = first_to_pay(one.gain(layers.FLASH32, narrow))
-        told.append(f"{f'from {start} on' if start else 'nowhere'} on {one.where}")
+        told.append(f"{f'from {start} tokens' if start else 'nowhere'} on {one.where}")
         tables.append(one.figures(one.ms, "ms", [(GAIN, layers.FLASH32, narrow)]))
         if one.on_gpu:
             right.append(start in named)
@@ -104,6 +104,7 @@ def thresholds(e: Evidence) -> Claim:
 
 
 NO_STEP = "A training step of the layer is not measured here."
+NO_MEMORY = "The memory of the layer's training step is not measured here."
 TENSOR_CORES = " The seed speaks of Tensor Cores, which a CPU does not have."
 
 
@@ -202,7 +203,7 @@ def memory_at_2048(e: Evidence) -> Claim:
         "" if shares else missing(MEMORY),
         verdict_of(shares),
         "The seed measured one of its three numbers. "
-        + (f"A training step at 2048 takes: {joined(told)}. {NO_SCORES}" if told else NO_STEP),
+        + (f"A training step at 2048 takes: {joined(told)}. {NO_SCORES}" if told else NO_MEMORY),
         tables or held_memory(e, "fwd", [EAGER32, FLASH32, FLASH16], [2048]),
     )
 
@@ -252,7 +253,7 @@ def longest(e: Evidence) -> Claim:
         verdict_of(right),
         f"The seed's own {own} MB are {100 * own / LIMIT_MIB:.0f} % of 12 GiB; quadratic growth "
         f"from there reaches 12 GiB at {reach:.0f}. "
-        + (f"A training step: {joined(told)}. {NO_SCORES}" if told else NO_STEP),
+        + (f"A training step: {joined(told)}. {NO_SCORES}" if told else NO_MEMORY),
         tables,
     )
 
@@ -284,7 +285,9 @@ def half_the_memory(e: Evidence) -> Claim:
         f"backward, {predicted['peak_MiB']:.0f} % of the peak.",
         "" if halves else missing(MEMORY),
         verdict_of(halves),
-        f"Measured, 16 bits save of a training step's memory: {joined(told)}." if told else NO_STEP,
+        f"Measured, 16 bits save of a training step's memory: {joined(told)}."
+        if told
+        else NO_MEMORY,
         tables or held_memory(e, "fwd+bwd", [FLASH32, FLASH16], LENGTHS),
     )
 

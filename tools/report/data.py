@@ -75,8 +75,9 @@ class Table:
 
     @property
     def machine(self) -> str:
-        at = self.environment
-        return str(at.get("gpu") or f"{at.get('cpu', 'CPU')}, {at.get('threads')} threads")
+        at, threads = self.environment, self.environment.get("threads")
+        cpu = f"{at.get('cpu', 'CPU')}, {threads} thread{'s' if threads != 1 else ''}"
+        return str(at.get("gpu") or cpu)
 
     @property
     def on_gpu(self) -> bool:
