@@ -170,9 +170,9 @@ def timed_in_turn(
             if run >= warm_ups:
                 of_step.append(1e3 * (time.perf_counter() - begin))
     timings = []
-    for of_step in map(torch.tensor, times):
-        spread = float(of_step.std(correction=1)) if runs > 1 else 0.0
-        timings.append(Timing(float(of_step.mean()), spread, float(of_step.median())))
+    for ms in map(torch.tensor, times):
+        spread = float(ms.std(correction=1)) if runs > 1 else 0.0
+        timings.append(Timing(float(ms.mean()), spread, float(ms.median())))
     return timings
 
 
