@@ -56,8 +56,9 @@ class Lowering {
     switch (term.op) {
       case Op::constant:
         if (term.type == Type::real) return table_.real(term.real);
-        return term.type == Type::integer ? table_.integer(term.integer)
-                                          : table_.boolean(term.integer != 0);
+        if (term.type == Type::boolean) return table_.boolean(term.integer != 0);
+        require_32_bits(term.integer);
+        return table_.integer(term.integer);
       case Op::load: {
         const auto at = std::find_if(captures_.begin(), captures_.end(),
                                      [&](const Captured& c) { return c.data() == term.capture; });
