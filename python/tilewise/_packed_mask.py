@@ -36,7 +36,7 @@ def mask_words(mask: Any) -> Any:
     """
     torch = sys.modules.get("torch")
     of_torch = torch is not None and isinstance(mask, torch.Tensor)
-    given = mask if of_torch else np.asarray(mask)
+    given: Any = mask if of_torch else np.asarray(mask)
     if str(given.dtype).rpartition(".")[2] != "bool" or not 2 <= given.ndim <= 4:
         found = f"{given.dtype} {tuple(given.shape)}"
         raise ValueError(f"mask is {found}: expected bool (..., Sq, Sk) of 2 to 4 axes")
