@@ -161,7 +161,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
-  // Of a bias of keys: those that it hides hold NaN. CONTRACT 10
+  // Keys that a bias of keys hides hold NaN. CONTRACT 10
   for (int b = 0; b < batch && c.bias != nullptr && !c.bias->by_query && !c.packed; ++b) {
     for (int h = 0; h < c.heads_k && c.heads_k == c.heads_q; ++h) {
       for (int j = 0; j < c.keys[b]; ++j)

@@ -161,7 +161,7 @@ KeyRange ScoreTileStep::rows_to_refine(std::int64_t b, std::int64_t h, const Seq
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
   if ((sums || p_.precision == Precision::refined) && !float32) return all;
-  // Of few results the largest error is not near its average; a pass over them costs microseconds.
+  // The largest error of few results is not near its average; a pass over them costs microseconds.
   if (!float32 && planned_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return all;
   const std::int64_t few = float32 ? 1 : kFewKeys;

@@ -7,7 +7,7 @@
 namespace tilewise::tile {
 
 /// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, bh, offset):
-/// four words, each of a key. Of its 20 products the first two rounds and half of the third
+/// four words, each of a key. The first two rounds of its 20 products and half of the third
 /// multiply what belongs to the keys alone, to the query alone or to the pair of batch entry and
 /// head: KeyWords serve every query, QueryWords every key, and 15 products are left of each
 /// counter. `kScarce`: the kernel has no registers for the keys of all rounds.
@@ -76,7 +76,7 @@ struct PhiloxRounds {
   }
 };
 
-/// Of one counter: bit w says whether word w is above the limit.
+/// One counter's: bit w says whether word w is above the limit.
 __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 bh) {
   const PhiloxRounds<false> rounds(d);
   u32 kept = 0;
@@ -191,7 +191,7 @@ struct KeptPairs {
   }
 
  private:
-  // Of the elements e whose words this lane makes in the tile whose corner is (row, col), one: its
+  // One of the elements e whose words this lane makes in the tile whose corner is (row, col): its
   // query and its first key. A query and a key each need but the coordinate that it runs along.
   static __forceinline__ u32 query_of(int row, int col, int lane) {
     const int g = lane / 4, t = lane % 4;

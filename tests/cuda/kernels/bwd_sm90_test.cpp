@@ -427,7 +427,7 @@ TEST(BwdSm90, WideRowsThatMaySeeNoKeyAreRefused) {
   EXPECT_EQ(refusal(p), "");
   p.right = -1, p.left = 4096;
   EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);
-  // Of others the host does not know the lengths.
+  // The host does not know the lengths of others.
   p = packed({4096, 1, 2000}, 192, true);
   p.cu_seqlens_k = Tensor::contiguous(p.q.data, DType::int32, {4}, p.device);
   EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);

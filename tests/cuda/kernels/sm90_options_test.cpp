@@ -129,7 +129,7 @@ TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {
   EXPECT_FALSE(bwd_sm90_config(p).options.any()) << "sinks are in LSE";
 }
 
-// Of many tiles a mask makes a list: tiles that it hides are skipped.
+// Where tiles are many a mask makes a list: tiles that it hides are skipped.
 TEST(Sm90Options, MasksOfManyTilesMakeLists) {
   for (const char* line :
        {"b1 h16 s8192 d64 bf16 mask=b,1,1,k", "b32 h12 s512 d64 bf16 mask=b,1,1,k",

@@ -192,7 +192,7 @@ struct Producer {
     if (!kConfig.options.bias()) return 0;
     return 2 * (kConfig.options.pairs.staged ? kM : 1) * kPanelRowBytes;
   }
-  /// Of the rows' offsets, and of what rounding took from LSE.
+  /// The rows' offsets, and what rounding took from LSE.
   static constexpr int offset_bytes() { return kM * (kConfig.shifts() ? 8 : 4); }
   __forceinline__ void load_offsets(const Job& job, int head, int row, u32 s) const {
     const i64 at = row_offset(job, head, row);

@@ -32,7 +32,7 @@ __forceinline__ int offset_at(const KeptOffsets& offsets, int index) {
   return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.rows + index * 4))
                            : tilewise::offset_at(offsets.all, index);
 }
-/// Of the sequence at a place in the order.
+/// The first block of the sequence at a place in the order.
 __forceinline__ int first_block(const KeptOffsets& offsets, int place, int rows) {
   if (offsets.rows == 0) return tilewise::first_block(offsets.all, place, rows);
   return static_cast<int>(offsets.kept(place) & ((1U << KeptOffsets::kBlockBits) - 1));

@@ -60,7 +60,7 @@ double large_dim_ms(const Problem& p, const Config& config, const Hardware& mach
   return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
-/// Of a query row: Q, dO and the float32 sums of dQ.
+/// A query row: Q, dO and the float32 sums of dQ.
 std::int64_t query_bytes(const Problem& p, const Config& config) {
   return 2 * p.head_dim + 2 * p.head_dim_v + (config.large_dim() ? 0 : 4 * p.head_dim);
 }
@@ -149,7 +149,7 @@ Config bwd_sm90_config(const Problem& p) {
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
   const std::int64_t chunks = ceil_div(rows, config.shape.chunk_rows);
   if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.shape.chunk_rows = 256;
-  // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
+  // Blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
   if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
@@ -204,8 +204,8 @@ int bwd_sm90_sharers(const Problem& p, const Config& config) {
   if (config.large_dim() || config.two_plane || config.listed() || p.packed) return 1;
   if (config.mask != Mask::right) return 1;
   if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= host::kTypicalMultiprocessors) return 1;
-  // Of every query head that a job has, about as many rows as there are keys at work lie between
-  // the first and the last of its tiles.
+  // Between the first and the last of a job's tiles lie, for each of its query heads, about as many
+  // rows as there are keys at work.
   const std::int64_t head_bytes =
       std::int64_t{host::kTypicalMultiprocessors} * config.shape.block_n * query_bytes(p, config);
   constexpr std::int64_t kStays = 24 * kMiB;
@@ -277,15 +277,13 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double all_queries = static_cast<double>(p.seq_q) * group / parts;
   const double cut =
       p.has_positional_mask() ? 0.4 * (config.shape.block_m + config.shape.block_n) : 0.0;
-  // Of packed sequences of many lengths the last block of queries is half empty.
+  // Where packed sequences have many lengths the last block of queries is half empty.
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
   const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
-  const double queries =
-      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.shape.block_n) +
-                   (cut + part_full) * group,
-               all_queries);
+  const double queries = std::min(
+      visible_pairs(p) / (tiles * config.shape.block_n) + (cut + part_full) * group, all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
-  // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
+  // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
   const bool narrow = config.shape.block_m == 128;
   const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
   const double chunk_us = narrow ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0 : 8.0;

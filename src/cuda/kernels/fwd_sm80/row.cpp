@@ -60,7 +60,7 @@ double most_keys(const Problem& p, int rows) {
   return most;
 }
 
-/// Of a tile's first K and V, and of a row of its Q and O.
+/// A tile's first K and V, and a row of its Q and O.
 constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
 /// The merge of the warps that share rows.
 constexpr double kMergeMs = 1.8e-3;
@@ -241,7 +241,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
-  // Of the pools what the tables may name.
+  // The part of the pools that the tables may name.
   const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
                                      static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
                                : 1.0;

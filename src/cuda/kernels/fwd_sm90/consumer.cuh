@@ -158,7 +158,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     if constexpr (kConfig.options.bias())
       add_bias<kConfig, kLifts || Scores<kConfig>::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
-      // Of a block list, what is not masked is full: no mask applies there.
+      // What a block list does not mask is full: no mask applies there.
       scores.template apply_expressions<kMasked || !kListed<kConfig>>(
           args, corner_of<kConfig>(args, tile, first + warp * 16, column - 2 * (lane % 4)),
           opaque(lane));

@@ -146,7 +146,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           });
     }
   }
-  /// Of scores to exponents.
+  /// From scores to exponents.
   static __forceinline__ float exponent_scale(const Args& args) {
     if constexpr (kCalls) return kLog2e;
     return kInLog2 ? 1.0F : args.scale_log2;

@@ -8,9 +8,9 @@ namespace tilewise::cuda::sm90_tables {
 using fwd_sm90::Schedule;
 using fwd_sm90::Shape;
 
-/// Of a tile of one warpgroup, and of those whose rows list different tiles of keys.
+/// For a tile of one warpgroup, and those whose rows list different tiles of keys.
 inline constexpr Schedule kAlone = {.ping_pong = false, .skip_blocks = false};
-/// Of 128 x 128 at dims 96 and 128.
+/// For 128 x 128 at dims 96 and 128.
 inline constexpr Schedule kSquare = {.skip_blocks = false, .lazy_rescale = false};
 inline constexpr Schedule kWindow = {.ping_pong = false, .q_by_need = true};
 inline constexpr Schedule kListed = {.skip_blocks = false};
@@ -104,7 +104,7 @@ inline constexpr Sm90Tile kDrops64[] = {
 inline constexpr Sm90Tile kDrops96[] = {makes_bits(kTiles96[1])};
 inline constexpr Sm90Tile kDrops128[] = {makes_bits(kTiles128[1])};
 
-// Of what a bool mask leaves, in tiles of any size.
+// Walks what a bool mask leaves, in tiles of any size.
 constexpr Sm90Tile mapped(Sm90Tile tile) {
   tile.maps = true;
   return tile;

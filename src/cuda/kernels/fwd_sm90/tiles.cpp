@@ -99,7 +99,7 @@ struct TileBlocks {
 };
 TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
   const auto rows = static_cast<double>(sm90_query_rows(p));
-  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
+  const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut =
       p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n);
@@ -126,7 +126,7 @@ bool is_short_window(const Problem& p) {
 /// that one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
-  // Of a warp's box of a panel; of a panel's row that threads copy.
+  // A warp's box of a panel; a panel's row that threads copy.
   constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
   const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
@@ -390,7 +390,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
   order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
-  // Of a window only the part that the tiles at work see has to stay in the cache.
+  // Only the part of a window that the tiles at work see has to stay in the cache.
   const std::int64_t keys =
       std::min(p.seq_k, std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k) + 4 * queries);
   order.kv_bytes = std::max<std::int64_t>(keys, 1) * (p.head_dim + p.head_dim_v) * 2;

@@ -8,7 +8,7 @@
 namespace tilewise::cuda {
 namespace {
 
-/// Of a multiprocessor. A block takes 1 KiB of it beside what the kernel asks for.
+/// A multiprocessor's. A block takes 1 KiB of it beside what the kernel asks for.
 constexpr int kSharedMemory = 228 * 1024, kSharedReserved = 1024;
 /// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
 constexpr int kRegisters2 = 200, kRegisters3 = 128, kRegisters4 = 80;
