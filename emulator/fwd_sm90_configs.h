@@ -148,6 +148,12 @@ constexpr Config dropping_ahead(Config c) {
   if (c.head_dim <= 64) c.shape.stages = c.shape.value_stages = 4;
   return dropping(c);
 }
+/// Half of them before the turn is passed.
+constexpr Config dropping_in_turn(Config c) {
+  c.schedule.ping_pong = true;
+  c.schedule.bits_in_turn = 1;
+  return dropping(c);
+}
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};
   if (c.expressions.score != 0) c.modification = Modification::general;

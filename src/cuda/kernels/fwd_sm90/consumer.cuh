@@ -221,8 +221,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       await_turn();
       issue_values();
       issue_scores();
-      pass_turn();
-      take_dropout<kConfig>(*this, block);
+      take_dropout_and_pass<kConfig>(*this, block);
       finish_values();
       pin(scores.rS);
       return;
@@ -232,8 +231,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     issue_scores();
     wait_v();
     issue_values();
-    pass_turn();
-    take_dropout<kConfig>(*this, block);
+    take_dropout_and_pass<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(scores.rS);
   }

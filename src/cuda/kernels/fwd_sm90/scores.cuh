@@ -266,7 +266,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
     }
   }
-  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true,
+                         (kConfig.schedule.bits_in_turn > 0)>;
   /// Scores of a word of `kept`.
   static constexpr int kPerWord = kConfig.schedule.makes_bits ? kScores / 2 : 4 * Kept::kGroup;
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.

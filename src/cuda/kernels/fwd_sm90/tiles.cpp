@@ -364,7 +364,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
-  schedule.makes_bits = tile.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.makes_bits = good.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong ? good.bits_in_turn : 0;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
