@@ -129,13 +129,14 @@ std::int64_t cut_tiles(const Problem& p, const Config& config) {
   return config.sums.split ? bwd_sm90_tiles(p, config) : 0;
 }
 /// Key heads, each counted once for each of its sharers.
-std::int64_t key_pairs(const Problem& p, int sharers) {
-  return p.stored_batch() * p.heads_k * sharers;
+std::int64_t key_pairs(const Problem& p, const Config& config) {
+  return p.stored_batch() * p.heads_k * bwd_sm90_sharers(p, config) *
+         (config.spans ? bwd_sm90::SharedPlan::kMostSpans : 1);
 }
 /// Of 4 bytes: the queue's, two for each of those, one for each tile that is cut, turns or the
 /// tiles of bwd_dq_sm90.
 std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * key_pairs(p, bwd_sm90_sharers(p, config)) + cut_tiles(p, config) +
+  return 1 + 2 * key_pairs(p, config) + cut_tiles(p, config) +
          (config.large_dim() ? 1 : turns(p, config));
 }
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
@@ -289,7 +290,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.low = mask.low;
   args.high = mask.high;
   args.order = decided.order;
-  args.parts = decided.parts;
+  args.parts = std::max(decided.parts, bwd_sm90_span_blocks(config));
   args.sharers = decided.sharers;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);
@@ -302,7 +303,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
-  const std::int64_t pairs_k = key_pairs(p, decided.sharers);
+  const std::int64_t pairs_k = key_pairs(p, config);
   const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = load_optioned(p, config, p.device.index, bwd_sm90_unit);
