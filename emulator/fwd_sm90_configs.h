@@ -132,6 +132,11 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
   return c;
 }
 
+/// Of a mask alone.
+constexpr Config hiding_late(Config c) {
+  c.schedule.hides_late = true;
+  return c;
+}
 constexpr Config with_tree(Config c) {
   c.options.tree = true;
   c.schedule.halve_cut = false;

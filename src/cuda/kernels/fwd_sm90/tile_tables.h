@@ -112,6 +112,14 @@ inline constexpr Sm90Tile kDrops96[] = {bits_in_turn(kTiles96[0]), makes_bits(kT
 inline constexpr Sm90Tile kDrops128[] = {bits_in_turn(kTiles128[0]), bits_in_turn(kTiles128[1]),
                                          makes_bits(kTiles128[1])};
 
+// With a bool mask of pairs: the tiles above, where what it hides is left out of the exponentials.
+constexpr Sm90Tile hides_late(Sm90Tile tile) {
+  tile.schedule.hides_late = true;
+  return tile;
+}
+inline constexpr Sm90Tile kHides64[] = {hides_late(kTiles64[0])};
+inline constexpr Sm90Tile kHides128[] = {hides_late(kTiles128[0]), hides_late(kTiles128[1])};
+
 // Of what a bool mask leaves, in tiles of any size.
 constexpr Sm90Tile mapped(Sm90Tile tile) {
   tile.maps = true;
