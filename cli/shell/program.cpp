@@ -109,8 +109,14 @@ int run_program(int argc, const char* const* argv) {
     complain(fmt::format("{}: expected a number", error.what()));
     return kBadInput;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
-    complain(error.what());
+    if (error.get_exit_code() != 0) {
+      complain(error.what());
+      return kBadInput;
+    }
+    // Help of a command that does not exist.
+    const std::string missing = program.remaining(true).empty() ? "" : missing_command(program);
+    if (missing.empty()) return program.exit(error) == 0 ? kDone : kBadInput;
+    complain(missing);
     return kBadInput;
   } catch (...) {
     return report_failure();

@@ -243,12 +243,16 @@ class ExitCodes(CliTest):
         self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
         message = self.fails(BAD_INPUT, "bench", "--hidden", "2048", "--kv-heads", "5")
         self.assertIn("--kv-heads '5': expected divisors of --hidden / --dim = 32", message)
+        message = self.fails(BAD_INPUT, "bench", "--hidden", "100", "--dim", "64")
+        self.assertIn("--hidden '100': expected a multiple of --dim 64", message)
 
     def test_commands_and_environment_name_what_is_accepted(self) -> None:
         for words in ([], ["fly"]):
             self.assertIn("expected one of run, bench, plan", self.fails(BAD_INPUT, *words))
         message = self.fails(BAD_INPUT, "kernels", "fly")
         self.assertIn("'fly' is not a command: expected one of list, build, diff, clear", message)
+        message = self.fails(BAD_INPUT, "fly", "--help")
+        self.assertIn("'fly' is not a command", message)
         done = run("plan", "--seq", "8", env={"TILEWISE_CPU_ISA": "avx3"})
         self.assertEqual(done.returncode, BAD_INPUT)
         self.assertIn('TILEWISE_CPU_ISA is "avx3": expected scalar, avx2', done.stderr)
