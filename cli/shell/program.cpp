@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -115,8 +116,12 @@ int run_program(int argc, const char* const* argv) {
     }
     // Help of a command that does not exist.
     const std::string missing = program.remaining(true).empty() ? "" : missing_command(program);
-    if (missing.empty()) return program.exit(error) == 0 ? kDone : kBadInput;
-    complain(missing);
+    if (missing.empty() && program.exit(error) == 0) {
+      if (std::cout.flush()) return kDone;
+      complain("standard output: cannot be written");
+      return kBadInput;
+    }
+    complain(missing.empty() ? error.what() : missing);
     return kBadInput;
   } catch (...) {
     return report_failure();

@@ -157,6 +157,10 @@ class Results(CliTest):
         text = self.ok("run", EXAMPLE, "--attended", "birds@11,extinction@4", "--top", "2")
         self.assertRegex(text, r"birds +\| +11 \| worms [0-9.]+ %")
         self.assertRegex(text, r"extinction +\| +4 \| famine [0-9.]+ %")
+        text = self.ok("run", EXAMPLE, "--attended", "birds@11", "--format", "json")
+        document = json.loads(text)
+        self.assertEqual(document["runs"][0]["implementation"], "flash")
+        self.assertEqual(document["attended"][0]["word"], "birds")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "aardvark")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "birds@12")
 

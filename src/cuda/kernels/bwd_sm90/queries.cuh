@@ -193,8 +193,7 @@ struct Queries {
       bulk_wait();
       fence_async();
       if constexpr (kConfig.sums.deterministic) worker.pass_turn();
-      signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
-                     worker.job.head,
+      signal_add(worker.args.finished + counted<kConfig>(worker.args, worker.job, worker.job.head),
                  1);
     }
   }

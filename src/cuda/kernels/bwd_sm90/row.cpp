@@ -294,7 +294,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.low = mask.low;
   args.high = mask.high;
   args.order = decided.order;
-  args.parts = decided.parts;
+  args.parts = std::max(decided.parts, bwd_sm90_span_blocks(config));
   args.sharers = decided.sharers;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);

@@ -60,6 +60,9 @@ double large_dim_ms(const Problem& p, const Config& config, const Hardware& mach
   return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
+/// Keys of a span at least.
+constexpr std::int64_t kSpanRows = 8192;
+
 /// A query row: Q, dO and the float32 sums of dQ.
 std::int64_t query_bytes(const Problem& p, const Config& config) {
   return 2 * p.head_dim + 2 * p.head_dim_v + (config.large_dim() ? 0 : 4 * p.head_dim);
@@ -69,6 +72,10 @@ std::int64_t query_bytes(const Problem& p, const Config& config) {
 /// longest first, and two follow the first of a section before it has ended. Of grouped heads a
 /// tile is a larger part of the whole, and three are taken.
 constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
+
+/// Spans have about 64 tiles, whose longest lasts as long as four waves of the mean: converted
+/// that much later nobody waits.
+constexpr int kSpanLead = 2, kSpanLag = 9;
 
 }  // namespace
 
@@ -183,6 +190,20 @@ std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
   return p.stored_batch() * p.heads_k * bwd_sm90_key_blocks(p, config);
 }
 
+bool bwd_sm90_takes_spans(const Problem& p, bwd_sm90::Config config) {
+  if (!p.packed || config.large_dim() || config.mask != Mask::right || p.group() > 1) return false;
+  constexpr std::int64_t kMeanRows = 1024;
+  if (p.total_q < 2 * kSpanRows || p.seq_q > kSpanRows || p.total_q < kMeanRows * p.batch)
+    return false;
+  // The offsets of all sequences lie in shared memory.
+  config.spans = true;
+  return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
+}
+
+int bwd_sm90_span_blocks(const Config& config) {
+  return config.spans ? static_cast<int>(kSpanRows / config.shape.block_n) : 1;
+}
+
 int bwd_sm90_parts(const Problem& p, const Config& config) {
   // In a fixed order of additions parts would wait for one another.
   if (config.large_dim() || config.sums.deterministic || config.two_plane || p.packed ||
@@ -245,6 +266,7 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 }
 
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
+  if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
   if (config.mask == Mask::none) return lead;
   const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
@@ -254,6 +276,7 @@ int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Co
 }
 
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {
+  if (config.spans) return kSpanLead;
   const int tiles = std::max(1, order.section_heads * order.blocks);
   // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
   const bool is_short = config.shape.block_m == 128 && order.blocks <= 8;

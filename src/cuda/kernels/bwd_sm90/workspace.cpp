@@ -11,7 +11,8 @@ BwdSm90Workspace::BwdSm90Workspace(const Problem& p, const bwd_sm90::Config& con
       entries_(p.stored_batch()),
       heads_(p.heads_q),
       rows_(bwd_sm90_rows(p, config)),
-      key_heads_(entries_ * p.heads_k * bwd_sm90_sharers(p, config)),
+      key_heads_(entries_ * p.heads_k * bwd_sm90_sharers(p, config) *
+                 (config.spans ? bwd_sm90::SharedPlan::kMostSpans : 1)),
       cut_tiles_(config.sums.split ? bwd_sm90_tiles(p, config) : 0),
       turns_(config.sums.deterministic
                  ? entries_ * heads_ * (rows_ / config.shape.block_m) * config.dq_warps()

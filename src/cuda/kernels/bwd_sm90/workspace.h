@@ -27,7 +27,7 @@ class BwdSm90Workspace {
   int device_;
   std::int64_t entries_, heads_;  ///< of the batch as it is stored; of queries
   std::int64_t rows_;             ///< of a head's queries
-  std::int64_t key_heads_;        ///< of all entries, each counted once for each of its sharers
+  std::int64_t key_heads_;        ///< of all entries, once for each of their sharers and spans
   std::int64_t cut_tiles_;        ///< 0: none is cut
   std::int64_t turns_;            ///< of warps that add to a block's dQ in their order
 

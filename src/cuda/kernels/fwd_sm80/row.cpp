@@ -93,6 +93,14 @@ double keys_computed(const Problem& p, const Tile& tile) {
                   : std::ceil(seen / tile.shape.block_n) * tile.shape.block_n;
 }
 
+/// The share of the memory's rate at which keys and values come: rows of 128 bytes and less are
+/// slower (an H200, 32 entries of 8192 keys, 64 heads on 8: 0.89 at dim 64, 0.98 at 128;
+/// bench/results/h200/serving.json).
+double read_share(const Problem& p) {
+  const std::int64_t bytes = std::min(p.head_dim, p.head_dim_v) * dtype_bytes(p.dtype);
+  return bytes <= 128 ? 0.89 : 1.0;
+}
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double grid = full_tiles(p, tile);
@@ -251,8 +259,9 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
-  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
-            host::options_ms(p, 1, machine);
+  cost.ms =
+      std::max(choice.ms - sooner, 1e-6 * tensors / (read_share(p) * machine.bandwidth_gbps)) +
+      host::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }

@@ -224,11 +224,16 @@ std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
   return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
 }
 
-std::span<const Sm90Tile> sm90_dropping_tiles(const Problem& p) {
+std::span<const Sm90Tile> sm90_trial_tiles(const Problem& p) {
   const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
-  if (!drops(p) || p.paged || larger > 128) return {};
-  if (larger <= 64) return kDrops64;
-  return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
+  if (p.paged || larger > 128) return {};
+  const bool narrow = larger <= 64, wide = larger > 96;
+  if (drops(p)) {
+    if (narrow) return kDrops64;
+    return wide ? std::span<const Sm90Tile>(kDrops128) : kDrops96;
+  }
+  if (!p.mask.defined() || (!narrow && !wide)) return {};
+  return narrow ? std::span<const Sm90Tile>(kHides64) : kHides128;
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
@@ -363,7 +368,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
-  schedule.makes_bits = tile.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.makes_bits = good.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.hides_late = good.hides_late && p.mask.defined() && unmodified && !listed;
+  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong ? good.bits_in_turn : 0;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
