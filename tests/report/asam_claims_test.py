@@ -120,6 +120,13 @@ class SeedClaims(unittest.TestCase):
                 self.assertEqual(judged(claims, title).verdict, verdict, (peaks, title))
         self.assertIn("under 1.0 GiB the longest are", judged(claims, titles[1]).sentence)
 
+    def test_a_cpu_s_flash_kernel_is_another_one(self) -> None:
+        for device, verdict in (("cuda:0", HOLDS), ("cpu", OPEN)):
+            results = self.steps(device, "bfloat16", {("flash", "float32", 1024): 1.0}, {}, {})
+            for row in results[0].rows:
+                row["implementation"] = "forced-flash"
+            self.assertEqual(judged(judge_seed(results), "SDPA changes kernels").verdict, verdict)
+
     def test_torch_s_tables_judge_as_rows_do(self) -> None:
         environment = {"gpu": "NVIDIA H200", "date": "2026-11-30"}
         row = {"seq": 1024, "fp32_ms": 10.0, "fp16_ms": 4.0, "fp32_mib": 8.0, "fp16_mib": 4.0}
