@@ -10,7 +10,7 @@
 #include "api/plan_cache.h"
 #include "api/workspace.h"
 #include "build_info.h"
-#include "plan/choose.h"
+#include "plan/kernel_row.h"
 #include "plan/problem_key.h"
 #include "problem/apart.h"
 
@@ -47,14 +47,6 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
            .workspace = workspace.data(),
            .stream = launch.stream,
            .executor = executor});
-}
-
-Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
-  const auto rows = kernel_table();
-  const Hardware& at_hand = machine != nullptr ? *machine : machine_at_hand(problem.device);
-  const bool tuned = machine == nullptr || machine->at_hand;
-  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows,
-                tuned ? tuning_at_hand(at_hand) : nullptr);
 }
 
 template <class Tensors>

@@ -118,6 +118,7 @@ const std::vector<Formula> kFormulas{
     {"score + relative[bucket[i - j + 199]]", ""},
     {"score + relative[i - j + 199]*score", "(i ^ j) % 5 != 0"},
     {"score + matrix[h, i, j]", ""},
+    {"score + matrix[h, i, j]*matrix[h, j, i]", "i + j != 9"},
     {"score*0.5 + sum(8, rotary[i, lane]*rotary[j, lane])", "i // 16 >= j // 16"},
     {"where(j % 7 == 3, -inf, score + rotary[j, 0])", ""},
     // Infinite and without a derivative where the mask hides the pair.
