@@ -119,10 +119,11 @@ class BiasGradient {
 void clear_packed_bias_gradient(const Problem& p) {
   if (!p.packed) return;
   const Tensor& t = p.dbias;
-  const std::vector<float> zeros(static_cast<std::size_t>(t.sizes[3]), 0.0F);
   const std::int64_t heads = t.strides[1] == 0 ? 1 : p.heads_q;
   const std::int64_t rows = t.strides[2] == 0 ? 1 : p.total_q;
+  // A bias that broadcasts over no keys still has an element.
   const std::int64_t cols = t.strides[3] == 0 ? 1 : t.sizes[3];
+  const std::vector<float> zeros(static_cast<std::size_t>(cols), 0.0F);
   for (std::int64_t h = 0; h < heads; ++h) {
     for (std::int64_t r = 0; r < rows; ++r) {
       store_row(t, offset_of(t, 0, h, r), t.strides[3], cols, zeros.data());
