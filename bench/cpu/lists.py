@@ -78,7 +78,7 @@ class Cell:
         self.lib.tw_last_error.restype = ctypes.c_char_p
         self.alone = capi.Executor(
             concurrency=1,
-            parallel_for=ctypes.cast(capi._one_thread, capi._PARALLEL_FOR),  # noqa: SLF001
+            parallel_for=ctypes.cast(capi._one_thread, capi._PARALLEL_FOR),
         )
         self.seq, self.heads = seq, shape.heads or max(2, HEADS_TIMES_LENGTH // seq)
         self.kv_heads = self.heads // shape.group
@@ -157,7 +157,7 @@ class Cell:
         return None
 
     def launch(
-        self, verb: str, line: Line, args: Any, spec: capi.Spec, kept: list[Any]
+        self, verb: str, line: Line, args: ctypes.Structure, spec: capi.Spec, kept: list[Any]
     ) -> Callable[[], None]:
         launch = capi.Launch(implementation=b"flash")
         if line.threads == 1:

@@ -173,10 +173,12 @@ struct Decided {
   int sharers = 1;  ///< that a key head's query heads are cut into
 };
 
-Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
   std::string reason = bwd_sm90_refusal(p, machine);
+  const bool passes = row.config != nullptr;
+  if (reason.empty() && passes) reason = bwd_sm90_passing_refusal(p);
   if (!reason.empty()) return reason;
-  const Config config = bwd_sm90_config(p);
+  const Config config = passes ? bwd_sm90_passing_config(p) : bwd_sm90_config(p);
   const std::int64_t rows = bwd_sm90_rows(p, config);
   Cost cost;
   cost.block_m = config.shape.block_m;
@@ -420,7 +422,23 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
 }
 
+std::string passing_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
+  return "no card has timed it";
+}
+constexpr bool kPasses = true;
+
 }  // namespace
+
+const KernelRow kFlashBackwardPassingSm90 = {
+    .name = "flash_bwd_passing_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA",
+    .prepare = prepare,
+    .run = run,
+    .config = &kPasses,
+    .on_trial = passing_on_trial};
 
 const KernelRow kFlashBackwardSm90 = {
     .name = "flash_bwd_sm90",
