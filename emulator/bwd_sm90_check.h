@@ -12,6 +12,7 @@
 #include "cuda/host/options.h"
 #include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
+#include "cuda/kernels/bwd_sm90/tiles.h"
 #include "problem/philox.h"
 #include "wgmma.h"
 //
@@ -113,7 +114,7 @@ struct Check {
   }
   static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
   int padded_keys() const { return padded(longest(s.keys, s.seq_k), config.shape.block_n); }
-  /// Of a head's sums by i - j, which begin at the last of the padded keys.
+  /// A head's sums by i - j, which begin at the last of the padded keys.
   int diagonal_count() const {
     return padded(longest(s.queries, s.seq_q), config.shape.chunk_rows) + padded_keys();
   }
@@ -348,7 +349,7 @@ struct Check {
     if (config.sums.bias) compare_bias(name, bias_sums, bound);
   }
   int padded_queries() const { return (s.seq_q + 63) / 64 * 64; }
-  /// Of an element's gradient.
+  /// Where an element's gradient lies.
   std::size_t bias_place(int b, int h, int i, int j) const {
     return ((std::size_t(bias.batch > 1 ? b : 0) * bias.heads + (bias.heads > 1 ? h : 0)) *
                 s.seq_q +
