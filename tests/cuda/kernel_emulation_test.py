@@ -304,7 +304,6 @@ PROGRAMS = {
     "bwd_sm90_expressions": True,
     "bwd_sm90_options": True,
     "bwd_sm90_lists": True,
-    "bwd_sm90_passing": True,
     "bwd_dq_sm90": True,
     "bwd_short_sm90": True,
     "decode_sm90": True,

@@ -165,8 +165,8 @@ struct Consumer {
   // ---- blocks of queries that list half of the tile's keys: passing.cuh
   bool is_mine() const;
   void pass_over();
-  void announce_ds(u32 stage);
-  void begin_sums();
+  void announce_ds();
+  void await_staged();
   void run_passing(int steps);
 
   // ---- tiles that are cut: stores.cuh

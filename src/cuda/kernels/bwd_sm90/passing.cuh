@@ -21,10 +21,10 @@ __forceinline__ bool Consumer<kConfig>::is_mine() const {
 /// Says of which block of queries, whose stage is at hand, the next buffer of dS is, and of which
 /// keys there will be dS.
 template <Config kConfig>
-__forceinline__ void Consumer<kConfig>::announce_ds(u32 stage) {
+__forceinline__ void Consumer<kConfig>::announce_ds() {
   Worker<kConfig>& worker = scores.worker;
   if (worker.warpgroup != 0 || worker.thread != 0) return;
-  const u32 from = worker.shared.listed(stage), to = worker.shared.ds_of(buffers.slot);
+  const u32 from = worker.shared.listed(worker.rQ.slot), to = worker.shared.ds_of(buffers.slot);
   const int head = worker.job.head * worker.args.group + static_cast<int>(load_shared_4(from + 4));
   const int bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
   store_shared_4(to, static_cast<u32>(bh));
@@ -38,7 +38,7 @@ __forceinline__ void Consumer<kConfig>::pass_over() {
   worker.wait_do();
   hide_rows();  // the other one may wait there
   await_buffer();
-  announce_ds(worker.rQ.slot);
+  announce_ds();
   __syncwarp();  // all lanes have read
   worker.release(worker.shared.ds_full(buffers.slot));
   buffers.advance();
@@ -47,11 +47,11 @@ __forceinline__ void Consumer<kConfig>::pass_over() {
   worker.rQ.advance();
   worker.rO.advance();
 }
-/// Before a tile's first dS: what was staged of the job before has been read.
+/// What was staged of the job before has been read: its place is dS's again. Further on one
+/// consumer might wait here for the other, which waits for its dS.
 template <Config kConfig>
-__forceinline__ void Consumer<kConfig>::begin_sums() {
+__forceinline__ void Consumer<kConfig>::await_staged() {
   Worker<kConfig>& worker = scores.worker;
-  worker.signal_done();
   if (worker.lane == 0) bulk_wait_read();
   if (worker.converted == 0) {
     worker.sync_warpgroup();
@@ -59,33 +59,27 @@ __forceinline__ void Consumer<kConfig>::begin_sums() {
     worker.sync_consumers();
   }
 }
-/// The blocks of queries of a tile, `steps` of them.
-/// No branch may lie between a product and its wait, or ptxas serialises them (C7514).
+/// The blocks of queries of a tile, `steps` of them. One is done before the next is looked at: S
+/// beside dK, as in keys_step(), would be one more place of their products, and registers for both
+/// are not there (C7512).
 template <Config kConfig>
 __forceinline__ void Consumer<kConfig>::run_passing(int steps) {
   Worker<kConfig>& worker = scores.worker;
   worker.await_producer(worker.shared.k_full(worker.rK.slot), worker.rK.parity);
   worker.signal_done();
-  bool ready = false;  // S of the block at hand is
-  bool begun = false;
+  await_staged();
+  mbarrier_wait(worker.shared.v_full(), worker.v_parity());
 #pragma unroll 1
   for (int n = 0; n < steps; ++n) {
-    if (!ready) {
-      if (!is_mine()) {
-        pass_over();
-        continue;
-      }
-      scores.template take_listed<false>();
-      scores.enter_block(scores.block);
-      scores.issue_scores();
-      wgmma_wait<0>();
-      pin(scores.rS);
-      if (!begun) {
-        begin_sums();
-        mbarrier_wait(worker.shared.v_full(), worker.v_parity());
-      }
-      begun = true;
+    if (!is_mine()) {
+      pass_over();
+      continue;
     }
+    scores.template take_listed<false>();
+    scores.enter_block(scores.block);
+    scores.issue_scores();
+    wgmma_wait<0>();
+    pin(scores.rS);
     scores.template probabilities<true>();
     worker.wait_do();
     hide_rows();
@@ -96,34 +90,17 @@ __forceinline__ void Consumer<kConfig>::run_passing(int steps) {
     pin(rDv);
     score_gradients();
     await_buffer();
-    announce_ds(worker.rQ.slot);
+    announce_ds();
     store_ds(rdS);
     buffers.advance();
     worker.release(worker.shared.do_empty(worker.rO.slot));
     worker.rO.advance();
-    const u32 stage_q = worker.rQ.slot;
+    issue_dk(worker.rQ.slot, rdS);
+    wgmma_wait<0>();
+    pin(rDk);
+    pin(rdS);
+    worker.release(worker.shared.q_empty(worker.rQ.slot));
     worker.rQ.advance();
-    ready = n + 1 < steps && is_mine();
-    if (ready) {
-      issue_dk(stage_q, rdS);
-      scores.template take_listed<false>();
-      scores.enter_block(scores.block);
-      scores.issue_scores();
-      wgmma_wait<0>();
-      pin(rDk);
-      pin(rdS);
-      pin(scores.rS);
-    } else {
-      issue_dk(stage_q, rdS);
-      wgmma_wait<0>();
-      pin(rDk);
-      pin(rdS);
-    }
-    worker.release(worker.shared.q_empty(stage_q));
-  }
-  if (!begun) {
-    begin_sums();
-    mbarrier_wait(worker.shared.v_full(), worker.v_parity());
   }
   worker.release(worker.shared.v_empty());
   worker.release(worker.shared.k_empty(worker.rK.slot));

@@ -28,5 +28,7 @@ void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
 void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
 /// Of the tiles that a bool mask leaves: the same.
 void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch);
+/// Lists whose blocks are half of a tile: the same.
+void add_bwd_sm90_passing_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -191,7 +191,7 @@ std::string bwd_sm90_passing_refusal(const Problem& p) {
   if (p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
     return "masks and functions beside a block list are not supported by this kernel";
   if (p.deterministic || p.dropout.p > 0.0 || bwd_tiles::is_small(p))
-    return "deterministic and small problems and dropout are not supported by this kernel";
+    return "small problems, dropout and deterministic are not supported by this kernel";
   return {};
 }
 
