@@ -311,9 +311,10 @@ struct Check {
     std::vector<float> dk_sums(key_rows * config.head_dim, 0.0F),
         dv_sums(key_rows * config.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
-    std::vector<unsigned> counters(1 + 2 * s.batch * heads_k + tiles + rows / kM * 4, 0);
+    const int pairs_k = s.batch * heads_k * (config.spans ? bwd_sm90::SharedPlan::kMostSpans : 1);
+    std::vector<unsigned> counters(1 + 2 * pairs_k + tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
-    a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
+    a.finished = a.prepared + pairs_k, a.added = a.finished + pairs_k;
     a.turns = a.added + tiles;
 
     std::vector<float> diagonals;

@@ -132,7 +132,7 @@ struct Queries {
     }
     // Staging waits for all lanes itself: see await_stage().
   }
-  /// Of a block of queries, or of a plane of its dS, added to its sums
+  /// dQ of a block of queries, or of a plane of its dS, added to its sums
   /// `halves`: of the keys, a bit each, of which there is dS
   __forceinline__ void step(int bh, int block, bool first_plane = true, u32 halves = 3) {
     float* to =
@@ -165,7 +165,7 @@ struct Queries {
     buffers.advance();
   }
 
-  /// Of the block that the consumers say dS is of.
+  /// The same for the block that the consumers name.
   __forceinline__ void listed_step() {
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
     const u32 of = worker.shared.ds_of(buffers.slot);
@@ -202,8 +202,7 @@ struct Queries {
       bulk_wait();
       fence_async();
       if constexpr (kConfig.sums.deterministic) worker.pass_turn();
-      signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
-                     worker.job.head,
+      signal_add(worker.args.finished + counted<kConfig>(worker.args, worker.job, worker.job.head),
                  1);
     }
   }
