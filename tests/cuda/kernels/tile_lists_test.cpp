@@ -89,6 +89,9 @@ TEST(TileLists, HalvesOfTiles) {
   EXPECT_NE(passing(head + "blocks=64,64:1,h:0.5 deterministic").find("deterministic"),
             std::string::npos);
   EXPECT_NE(passing("b1 h2 s300 d128 bf16 blocks=64,64:1,h:0.5").find("small"), std::string::npos);
+  EXPECT_NE(passing("packed=2000,33/3000,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5")
+                .find("packed sequences"),
+            std::string::npos);
   const Problem p = problem(head + "blocks=64,64:1,h:0.5", Pass::backward);
   ASSERT_NE(kFlashBackwardPassingSm90.on_trial, nullptr);
   EXPECT_NE(kFlashBackwardPassingSm90.on_trial(kFlashBackwardPassingSm90, p), "");

@@ -192,11 +192,10 @@ Config bwd_sm90_passing_config(const Problem& p) {
 std::string bwd_sm90_passing_refusal(const Problem& p) {
   const BlockList& list = p.block_list;
   if (!list.defined() || list.block_k != 64 || list.block_q < 64)
-    return "what is no list with blocks of 64 keys and at least 64 queries is not supported by "
-           "this "
-           "kernel";
-  if (p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
-    return "masks and functions beside a block list are not supported by this kernel";
+    return "other than lists with blocks of 64 keys and at least 64 queries is not supported by "
+           "this kernel";
+  if (p.packed || p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
+    return "packed sequences, masks and functions are not supported by this kernel";
   if (p.deterministic || p.dropout.p > 0.0 || bwd_tiles::is_small(p))
     return "small problems, dropout and deterministic are not supported by this kernel";
   return {};
