@@ -16,6 +16,15 @@ constexpr Config short_steps(Config c) {
   return c;
 }
 
+/// Blocks of half a tile's keys, with the stages that the host gives such a list.
+constexpr Config passing(Config c) {
+  c = short_steps(listed(c, Lists::parts));
+  c.passes = true;
+  c.shape.k_stages = 1;
+  c.shape.q_stages = c.shape.do_stages = c.head_dim == 64 ? 4 : 3;
+  return c;
+}
+
 }  // namespace
 
 int main() {
@@ -146,5 +155,28 @@ int main() {
                               .blocks = 3,
                               .list = {.q = 128, .k = 128, .density = 0.0}},
                              kBf16);
+  check<passing(masked(k64, Mask::right))>(
+      "dim 64, half tiles passed over, causal, GQA, mangled",
+      {.heads_q = 4,
+       .heads_k = 2,
+       .seq_q = 500,
+       .seq_k = 450,
+       .high = 1,
+       .blocks = 2,
+       .list = {.q = 64, .k = 64, .density = 0.3, .by_head = true, .mangled = true}},
+      kBf16);
+  check<passing(ragged(masked(k128, Mask::both), Lengths::keys))>(
+      "dim 128, half tiles passed over, lengths, window",
+      {.batch = 3,
+       .seq_q = 300,
+       .seq_k = 390,
+       .dim = 128,
+       .dim_v = 128,
+       .low = -150,
+       .high = 31,
+       .keys = {390, 0, 131},
+       .blocks = 3,
+       .list = {.q = 128, .k = 64, .density = 0.3, .by_head = true}},
+      kBf16);
   return failures == 0 ? 0 : 1;
 }

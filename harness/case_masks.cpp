@@ -164,6 +164,9 @@ BlockArrays make_blocks(const Case& c, std::uint64_t seed) {
   if (blocks.block_q < 1 || blocks.block_k < 1) {
     throw InvalidArgument("case: blocks= needs block sizes above 0");
   }
+  if (!(blocks.density >= 0.0 && blocks.density <= 1.0)) {  // NaN neither
+    throw InvalidArgument("case: blocks= needs a density of 0 to 1");
+  }
   arrays.batch = blocks.per_batch ? c.batch : 1;
   arrays.heads = blocks.per_head ? c.heads_q : 1;
   const std::int64_t seq_q = c.packed ? std::ranges::max(c.packed->q_lengths) : c.seq_q;

@@ -31,6 +31,7 @@ std::span<const KernelRow> cuda_rows() {
                                               kFlashForwardTile16,
                                               kFlashBackwardShortSm90,
                                               kFlashBackwardSm90,
+                                              kFlashBackwardPassingSm90,
                                               kFlashBackwardCopiedSm90,
                                               kFlashBackwardSm80,
                                               kFlashBackwardTwoPassSm80,

@@ -220,6 +220,9 @@ TEST(Materialize, RefusesWhatNoTensorsExpress) {
   EXPECT_THROW(make("q4 k5 layout=qkv"), InvalidArgument);
   EXPECT_THROW(make("q4 k8 lengths=8 paged=4"), InvalidArgument);
   EXPECT_THROW(make("s4 blocks=0,4:1,1:1"), InvalidArgument);
+  for (const char* density : {"1.5", "-0.1", "nan"}) {
+    EXPECT_THROW(make(std::string("s4 blocks=4,4:1,1:") + density), InvalidArgument) << density;
+  }
 }
 
 }  // namespace

@@ -21,7 +21,10 @@ namespace tilewise::cpu {
 namespace {
 
 constexpr int kMaxSplits = 16;
-constexpr int kLeastKeys = 32;  // of a block of a list that has tiles of its own
+// Of a block of a list that has tiles of its own: a tile of two short blocks has their rows' union,
+// of random lists nearly twice the pairs.
+constexpr int kLeastKeys = 16;
+constexpr int kCutKeys = 32;  // long blocks are cut at multiples of it
 /// What parts of `deterministic` problems are made for, however many threads there are: parts
 /// decide in which order dQ is summed. More threads than 2 kPlannedThreads may find no work where
 /// a sequence has few key heads.
@@ -44,8 +47,9 @@ int parts(std::int64_t pairs, std::int64_t most, int threads) {
 
 }  // namespace
 
-BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int threads, int wanted)
-    : keys(p.seq_k, kTileKeys, p.block_list.block_k, kLeastKeys, kLeastKeys) {
+BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int least_keys,
+                                   int threads, int wanted)
+    : keys(p.seq_k, kTileKeys, p.block_list.block_k, least_keys, kCutKeys) {
   ld_q = round_up(p.head_dim, micro.lanes);
   ld_v = round_up(p.head_dim_v, micro.lanes);
   pairs = p.batch * p.heads_k;
@@ -63,9 +67,9 @@ BackwardGeometry::BackwardGeometry(const Problem& p, const Micro& micro, int thr
   capture_parts = CaptureGradients(p).parts(p.deterministic ? kPlannedThreads : threads);
 }
 
-Form backward_form(const Problem& p, const Micro& micro, const Hardware& machine) {
+Form backward_form(const Problem& p, const Micro& micro, int least_keys, const Hardware& machine) {
   const int threads = threads_with_work(p, machine);
-  const BackwardGeometry g(p, micro, threads);
+  const BackwardGeometry g(p, micro, least_keys, threads);
   std::vector<Form> others;
   for (const int count : thread_counts(machine)) {
     for (int parts = 1; parts <= std::min<std::int64_t>(kMaxSplits, g.keys.count()); parts *= 2) {
@@ -367,8 +371,8 @@ void flash_backward(const KernelRow& row, const Problem& problem, const Context&
 Prepared flash_backward_prepared(const KernelRow& row, const Problem& problem,
                                  const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Form form = backward_form(problem, micro(isa), machine);
-  const BackwardGeometry g(problem, micro(isa), form.threads, form.splits);
+  const Form form = backward_form(problem, micro(isa), kLeastKeys, machine);
+  const BackwardGeometry g(problem, micro(isa), kLeastKeys, form.threads, form.splits);
   Cost cost;
   set_form(cost, form);
   cost.memory = Backward::workspace_items(problem, micro(isa), g);

@@ -20,12 +20,14 @@ struct BackwardGeometry {
   int splits, workers;
   int capture_parts;  ///< of the gradients of captured tensors; 0 where none is wanted
 
-  /// `parts`: of each pair's keys; 0: as many as the threads ask for.
-  BackwardGeometry(const Problem& p, const Micro& micro, int threads, int parts = 0);
+  /// `least_keys`: of a block of a list that has tiles of its own. `parts`: of each pair's keys; 0:
+  /// as many as the threads ask for.
+  BackwardGeometry(const Problem& p, const Micro& micro, int least_keys, int threads,
+                   int parts = 0);
 };
 
 /// Threads and parts, by the model or as tuning wants them.
-Form backward_form(const Problem& p, const Micro& micro, const Hardware& machine);
+Form backward_form(const Problem& p, const Micro& micro, int least_keys, const Hardware& machine);
 
 /// A block of keys of one (sequence, key head), and whose partial of dQ its share is added to.
 struct KeyBlock {

@@ -308,8 +308,8 @@ void flash_backward_bf16(const KernelRow& row, const Problem& problem, const Con
 Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& problem,
                                       const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  const Form form = backward_form(problem, micro(isa), machine);
-  const BackwardGeometry g(problem, micro(isa), form.threads, form.splits);
+  const Form form = backward_form(problem, micro(isa), kPanelKeys, machine);
+  const BackwardGeometry g(problem, micro(isa), kPanelKeys, form.threads, form.splits);
   Cost cost;
   set_form(cost, form);
   cost.memory = Backward::workspace_items(problem, micro(isa), g);

@@ -23,6 +23,13 @@ bool all_of_listed(const Problem& p, const QueryRows& q, const Use& use) {
   return true;
 }
 
+/// True when the query rows have one row of the list.
+bool have_one_row(const Problem& p, const QueryRows& q) {
+  const BlockList& list = p.block_list;
+  const bool one_block = q.i0 / list.block_q == (q.i0 + q.rows - 1) / list.block_q;
+  return one_block && (q.heads == 1 || list.row_offsets.strides[1] == 0);
+}
+
 QueryRows rows_of(const TilePlace& at) { return {at.b, at.h, at.i0, at.rows, 1}; }
 
 /// What the list says of a tile.
@@ -46,6 +53,22 @@ Listed listed_of(const Problem& p, const TilePlace& at) {
   });
   tile.full = tile.full && tile.every;
   return tile;
+}
+
+/// next_listed() of one row: entries that ascend are passed once.
+KeyRange next_of_row(const ListedBlocks& row, std::int64_t block_k, KeyRange within,
+                     std::int64_t step) {
+  std::int64_t n = row.first_from(within.begin / block_k);
+  if (n == row.count() || row.block(n) * block_k >= within.end) return {within.end, within.end};
+  const std::int64_t first = std::max(within.begin, row.block(n) * block_k);
+  KeyRange run{std::max(within.begin, first / step * step), (row.block(n) + 1) * block_k};
+  for (++n; n < row.count() && run.end < within.end; ++n) {
+    const std::int64_t begin = row.block(n) * block_k;
+    if (begin > run.end && begin >= round_up(run.end, step)) break;
+    run.end = begin + block_k;
+  }
+  run.end = std::min(run.end, within.end);
+  return run;
 }
 
 Visibility position_visibility(const Problem& p, const TilePlace& at) {
@@ -90,6 +113,10 @@ std::int64_t first_listed(const Problem& p, const QueryRows& rows, KeyRange with
 KeyRange next_listed(const Problem& p, const QueryRows& rows, KeyRange within, std::int64_t step) {
   if (!p.block_list.defined() || within.empty()) return within;
   const std::int64_t block_k = p.block_list.block_k;
+  if (have_one_row(p, rows)) {
+    return next_of_row(ListedBlocks(p.block_list, rows.b, rows.h, rows.i0 / p.block_list.block_q),
+                       block_k, within, step);
+  }
   const std::int64_t first = first_listed(p, rows, within);
   if (first >= within.end) return {within.end, within.end};
   KeyRange run{std::max(within.begin, first / step * step), first + 1};

@@ -167,6 +167,18 @@ TEST(MaskTileUnits, CompileCleanly) {
   expect_clean(units, 352);
 }
 
+// A unit with a list spills up to 252 bytes, the producer's; this one looks at bits of blocks too.
+TEST(PassingUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units;
+  add_bwd_sm90_passing_units(units, 80);
+  EXPECT_TRUE(units.empty());
+  add_bwd_sm90_passing_units(units, 90);
+  EXPECT_EQ(units.size(), 2U);
+  expect_clean(units, 288);
+}
+
 // 86 and 89 have the shared memory of 120, and 100 that of 90.
 INSTANTIATE_TEST_SUITE_P(Architectures, OptionUnits, testing::Values(80, 90, 120));
 

@@ -74,6 +74,36 @@ TEST(TileLists, BlocksBesideTiles) {
   EXPECT_EQ(refusal_by(kFlashBackwardSm90, problem(large, Pass::backward), hopper), "");
 }
 
+// The row whose consumers pass over blocks takes lists whose blocks are half of its tiles, and has
+// what shared memory allows of stages.
+TEST(TileLists, HalvesOfTiles) {
+  const Hardware hopper = machine(90);
+  const auto passing = [&](const std::string& line) {
+    return refusal_by(kFlashBackwardPassingSm90, problem(line, Pass::backward), hopper);
+  };
+  const std::string head = "b1 h2 s4096 d128 bf16 ";
+  EXPECT_EQ(passing(head + "blocks=64,64:1,h:0.5 causal"), "");
+  EXPECT_EQ(passing(head + "blocks=128,64:1,h:0.5"), "");
+  for (const char* list : {"", "blocks=128,128:1,h:0.5", "blocks=32,64:1,h:0.5"})
+    EXPECT_NE(passing(head + list).find("blocks of 64 keys"), std::string::npos) << list;
+  EXPECT_NE(passing(head + "blocks=64,64:1,h:0.5 deterministic").find("deterministic"),
+            std::string::npos);
+  EXPECT_NE(passing("b1 h2 s300 d128 bf16 blocks=64,64:1,h:0.5").find("small"), std::string::npos);
+  EXPECT_NE(passing("packed=2000,33/3000,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5")
+                .find("packed sequences"),
+            std::string::npos);
+  const Problem p = problem(head + "blocks=64,64:1,h:0.5", Pass::backward);
+  ASSERT_NE(kFlashBackwardPassingSm90.on_trial, nullptr);
+  EXPECT_NE(kFlashBackwardPassingSm90.on_trial(kFlashBackwardPassingSm90, p), "");
+  for (const auto& [dim, stages] : {std::pair(64, 4), std::pair(128, 3)}) {
+    const bwd_sm90::Config config = bwd_sm90_passing_config(problem(
+        "b1 h2 s4096 d" + std::to_string(dim) + " bf16 blocks=64,64:1,h:0.5", Pass::backward));
+    EXPECT_TRUE(config.passes);
+    EXPECT_EQ(config.shape.q_stages, stages) << dim;
+    EXPECT_LE(bwd_sm90::SharedPlan(config).bytes, bwd_sm90::SharedPlan::kRoom) << dim;
+  }
+}
+
 // Where the heads of a group share a list, a tile of 128 rows is a block of it for some of them.
 TEST(TileLists, HeadsOfAGroupInOneTile) {
   const auto pack_shift = [](const std::string& line) {

@@ -57,6 +57,9 @@ struct Config {
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
   bool spans = false;  ///< packed: a section is a head's sequences of one span (sequences.cuh)
   Lists lists = Lists::none;  ///< of tiles of queries: then Args are ListArgs
+  /// A list's blocks have 64 keys and at least block_m queries: a consumer passes over the blocks
+  /// of queries that do not list its keys.
+  bool passes = false;
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
   tile::OptionKinds options;  ///< with any, Args are Optioned

@@ -48,7 +48,9 @@ struct Consumer {
     for (int i = 0; i < kD / 2; ++i) rDk[i] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rDv[i] = 0.0F;
-    if (range.begin < range.end) {
+    if (kConfig.passes && range.begin < range.end) {
+      run_passing(range.end);
+    } else if (range.begin < range.end) {
       const int head = worker.job.head * worker.args.group;
       scores.bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
       scores.load_slope(head);
@@ -138,6 +140,7 @@ struct Consumer {
   // ---- rows that see no key: steps.cuh
   bool may_hide_rows() const;
   void hide_rows();
+  void sync_hiding() const;
   void hide_slopes(u32 offsets);
 
   // ---- steps: steps.cuh
@@ -158,6 +161,13 @@ struct Consumer {
   void await_buffer() const;
   void await_buffers() const;
   void first_step(const BlockRange& range);
+
+  // ---- blocks of queries that list half of the tile's keys: passing.cuh
+  bool is_mine() const;
+  void pass_over();
+  void announce_ds();
+  void await_staged();
+  void run_passing(int steps);
 
   // ---- tiles that are cut: stores.cuh
 

@@ -15,6 +15,7 @@
 #include "cuda/kernels/bwd_sm90/bias_sums.cuh"
 #include "cuda/kernels/bwd_sm90/large_dim.cuh"
 #include "cuda/kernels/bwd_sm90/list_producer.cuh"
+#include "cuda/kernels/bwd_sm90/passing.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
 #include "cuda/kernels/bwd_sm90/steps.cuh"
 #include "cuda/kernels/bwd_sm90/stores.cuh"

@@ -53,13 +53,28 @@ struct ListProducer {
         producer.shared.job_full(producer.slots.slot()));  // releases the stores to the consumers
     producer.slots.advance();
   }
+  /// A bit for each half of the tile's keys that a block of queries lists.
+  __forceinline__ u32 halves(const Job& job, int g, int block) const {
+    const TileLists& of = listed<kConfig>(producer.args).of_keys;
+    const int first = job.block * kConfig.shape.block_n;
+    const i64 row =
+        static_cast<i64>(list_of(job, g)) * of.query_blocks + (block * kM >> of.shift_q);
+    // The blocks of a tile have their bits in one word.
+    const u32 bits = of.listed[row * of.block_words + (first >> of.shift_k) / 32];
+    const auto bit = [&](int key) { return bits >> ((key >> of.shift_k) % 32) & 1U; };
+    return bit(first) | bit(first + kConfig.shape.block_n / 2) << 1;
+  }
   /// Rows of Q with their offsets, and which they are.
   __forceinline__ void load_q(const Job& job, int g, int block) {
+    // Asked for before the wait.
+    u32 of_keys = 0;
+    if constexpr (kConfig.passes) of_keys = halves(job, g, block);
     const u32 s = producer.rQ.slot();
     const int head = job.head * producer.args.group + g, row = block * kM;
     mbarrier_wait(producer.shared.q_empty(s), producer.rQ.parity() ^ 1);
     store_shared_4(producer.shared.listed(s), static_cast<u32>(block));
     store_shared_4(producer.shared.listed(s) + 4, static_cast<u32>(g));
+    if constexpr (kConfig.passes) store_shared_4(producer.shared.listed(s) + 8, of_keys);
     mbarrier_expect(producer.shared.q_full(s),
                     kPanels * kM * kPanelRowBytes + Producer<kConfig>::offset_bytes());
     producer.rQ.advance();

@@ -32,17 +32,23 @@ struct Queries {
         dSt(panel_descriptor(worker.shared.ds(0), 16)),
         dKt(panel_descriptor(worker.shared.k(0), kBlockN * kPanelRowBytes)) {}
 
-  /// (B8) dQ = dS K of a part
-  __forceinline__ void issue_product(int part) {
+  /// (B8) dQ = dS K of a part, over kKeys keys from `first` on
+  template <int kKeys = kBlockN>
+  __forceinline__ void multiply(int part, int first = 0) {
     constexpr u32 kPanel = kBlockN * kPanelRowBytes / 16;
-    const u64 ds = dSt + buffers.slot * (kPlan.ds_buffer / 16) + (kBelow ? part * kPanel : 0);
-    const u64 k = dKt + worker.rK.slot * (kPlan.k_stage / 16) + (kBelow ? 0 : part * kPanel);
+    const u32 skipped = first / 16 * kStepRows;
+    const u64 ds =
+        dSt + buffers.slot * (kPlan.ds_buffer / 16) + (kBelow ? part * kPanel : 0) + skipped;
+    const u64 k =
+        dKt + worker.rK.slot * (kPlan.k_stage / 16) + (kBelow ? 0 : part * kPanel) + skipped;
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kBlockN / 16; ++i) {
+    for (int i = 0; i < kKeys / 16; ++i) {
       Product::multiply_transposed(rDq, ds + i * kStepRows, k + i * kStepRows, i != 0);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    pin(rDq);
   }
   /// The warp's place for a part, of two in turn, when the copy engine has read what was staged
   /// there before.
@@ -127,7 +133,8 @@ struct Queries {
     // Staging waits for all lanes itself: see await_stage().
   }
   /// dQ of a block of queries, or of a plane of its dS, added to its sums
-  __forceinline__ void step(int bh, int block, bool first_plane = true) {
+  /// `halves`: of the keys, a bit each, of which there is dS
+  __forceinline__ void step(int bh, int block, bool first_plane = true, u32 halves = 3) {
     float* to =
         worker.args.dq_sum + (static_cast<i64>(bh) * worker.args.rows_q +
                               kept_row<kConfig>(worker.job) + block * kM + 16 * worker.warp) *
@@ -147,9 +154,11 @@ struct Queries {
       if constexpr (kConfig.sums.diagonals) {
         if (kBelow || part == 0) add_diagonals(part, bh, block);
       }
-      issue_product(part);
-      wgmma_wait<0>();
-      pin(rDq);
+      if (kConfig.passes && halves != 3) {
+        multiply<kBlockN / 2>(part, halves == 2 ? kBlockN / 2 : 0);
+      } else {
+        multiply(part);
+      }
       if (part == kParts - 1) worker.release(worker.shared.ds_empty(buffers.slot));
       add(part, to + part * (kBelow ? 64 * kColumns : 16 * 64));
     }
@@ -162,7 +171,7 @@ struct Queries {
     const u32 of = worker.shared.ds_of(buffers.slot);
     const int bh = static_cast<int>(load_shared_4(of));
     const int block = static_cast<int>(load_shared_4(of + 4));
-    step(bh, block);
+    step(bh, block, true, kConfig.passes ? load_shared_4(of + 8) : 3);
     if constexpr (kConfig.two_plane) step(bh, block, false);
   }
 

@@ -234,10 +234,12 @@ double predicted_ms(const Problem& p, const Config& config, const Beside& beside
   return ms;
 }
 
-Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
+Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
   std::string reason = bwd_sm90_refusal(p, machine);
+  const bool passes = row.config != nullptr;
+  if (reason.empty() && passes) reason = bwd_sm90_passing_refusal(p);
   if (!reason.empty()) return reason;
-  const Config config = bwd_sm90_config(p);
+  const Config config = passes ? bwd_sm90_passing_config(p) : bwd_sm90_config(p);
   const Beside beside(p, config);
   Cost cost;
   cost.block_m = config.shape.block_m;
@@ -390,25 +392,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   launch_others(p, config, beside, args, given, workspace, context.stream);
 }
 
-/// A problem whose kernels are watched.
-Problem typical(DType dtype, std::int64_t dim, bool causal) {
-  Problem p;
-  p.dtype = dtype;
-  p.batch = p.heads_q = p.heads_k = 16;
-  p.seq_q = p.seq_k = 4096;
-  p.head_dim = p.head_dim_v = dim;
-  p.scale = 1.0F;
-  if (causal) p.causal = Causal::bottom_right, p.right = 0;
-  return p;
-}
-/// NOTE: the producer's 24 registers spill; the loops of those who compute do not.
-PackUnit held(KernelUnit unit) {
-  return {.unit = std::move(unit),
-          .row = kFlashBackwardSm90.name,
-          .instruction = "wgmma.mma_async",
-          .allowed_spill_bytes = 64};
-}
-
 /// Emulated alone.
 std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   const bool large_dim = std::max(p.head_dim, p.head_dim_v) > 128;
@@ -419,7 +402,23 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
 }
 
+std::string passing_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
+  return "no card has timed it";
+}
+constexpr bool kPasses = true;
+
 }  // namespace
+
+const KernelRow kFlashBackwardPassingSm90 = {
+    .name = "flash_bwd_passing_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA",
+    .prepare = prepare,
+    .run = run,
+    .config = &kPasses,
+    .on_trial = passing_on_trial};
 
 const KernelRow kFlashBackwardSm90 = {
     .name = "flash_bwd_sm90",
@@ -430,59 +429,5 @@ const KernelRow kFlashBackwardSm90 = {
     .prepare = prepare,
     .run = run,
     .on_trial = on_trial};
-
-void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  for (const std::int64_t dim : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      for (const DType dtype : {DType::bfloat16, DType::float16}) {
-        units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal)))));
-      }
-    }
-  }
-}
-
-void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  for (const std::int64_t dim : {64, 128}) {
-    Problem p = typical(DType::bfloat16, dim, true);
-    p.heads_k = 4;
-    units.push_back(held(bwd_sm90_unit(bwd_sm90_config(p))));
-  }
-}
-
-void add_bwd_sm90_large_dim_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  for (const std::int64_t dim : {192, 256}) {
-    for (const bool causal : {false, true}) {
-      const Config config = bwd_sm90_config(typical(DType::bfloat16, dim, causal));
-      units.push_back(held(bwd_sm90_unit(config)));
-      units.push_back(held(bwd_dq_sm90_unit(bwd_dq_sm90::config_beside(config))));
-    }
-  }
-}
-
-void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  for (const std::int64_t dim : {64, 128}) {
-    Problem p = typical(DType::bfloat16, dim, false);
-    p.mask.rank = 4;
-    Config config = bwd_sm90_config(p);
-    config.lists = tile::Lists::none;  // as where tiles are few
-    units.push_back(held(optioned_unit(bwd_sm90_unit(config))));
-    p.mask = {};
-    p.dropout.p = 0.1;
-    units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
-    // At dim 128 a step reads two words back: the bits are made while the most registers are taken.
-    units.back().allowed_spill_bytes = 96;
-  }
-}
-
-void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
-  if (arch != 90) return;
-  Problem p = typical(DType::bfloat16, 128, false);
-  p.mask.rank = 4;
-  units.push_back(held(optioned_unit(bwd_sm90_unit(bwd_sm90_config(p)))));
-}
 
 }  // namespace tilewise::cuda

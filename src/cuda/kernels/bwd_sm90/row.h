@@ -10,6 +10,9 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashBackwardSm90;
+/// The same where half of a tile is a block of a list: each consumer passes over what does not list
+/// its keys.
+extern const KernelRow kFlashBackwardPassingSm90;
 
 /// Why the row does not run a problem; empty when it does.
 std::string bwd_sm90_refusal(const Problem& problem, const Hardware& machine);
@@ -25,5 +28,7 @@ void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
 void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
 /// The same for the tiles that a bool mask leaves.
 void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch);
+/// Lists whose blocks are half of a tile: the same.
+void add_bwd_sm90_passing_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -71,7 +71,8 @@ struct Shared {
   __forceinline__ u32 all_met() const { return barrier(kFirst + 12); }
   __forceinline__ u32 slot(u32 index) const { return base + kPlan.slots + index * kSlotBytes; }
   /// A list: which block of queries, and of which head of the group, a stage of Q holds; of which
-  /// head of the batch and block dS in a buffer is.
+  /// head of the batch and block dS in a buffer is. `passes`: then a bit for each half of the
+  /// tile's keys that is listed.
   __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
   __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
   __forceinline__ u32 places() const { return base + kPlan.places; }

@@ -157,7 +157,7 @@ __forceinline__ void Consumer<kConfig>::store_ds(const u32 (&of)[kWords]) {
     const int chunk = (k % 4 * 2 + worker.lane / 16) ^ (row % 8);
     store_matrix_x4(to + k / 4 * (kBlockN * kPanelRowBytes) + chunk * 16, words);
   }
-  if constexpr (kConfig.listed()) {
+  if constexpr (kConfig.listed() && !kConfig.passes) {
     if (worker.warpgroup == 0 && worker.thread == 0) {
       store_shared_4(worker.shared.ds_of(buffers.slot), static_cast<u32>(scores.bh));
       store_shared_4(worker.shared.ds_of(buffers.slot) + 4, static_cast<u32>(scores.block));
@@ -196,7 +196,7 @@ __forceinline__ void Consumer<kConfig>::hide_rows() {
 #pragma unroll
   for (int row = 0; row < kM; row += 32) any |= sees_nothing(row + worker.lane);
   if (!__any_sync(~0U, any)) return;
-  worker.sync_consumers();  // nobody reads Q any more
+  sync_hiding();  // nobody reads Q any more
   constexpr int kPanelsQ = SharedPlan::panels(kD), kPanels = kPanelsQ + SharedPlan::panels(kDv);
   const int t = opaque(worker.warpgroup * 128 + worker.thread);
 #pragma unroll 1
@@ -212,7 +212,17 @@ __forceinline__ void Consumer<kConfig>::hide_rows() {
   if (t < kM && sees_nothing(t)) store_shared_4(worker.shared.delta(worker.rO.slot) + 4 * t, 0);
   if constexpr (kConfig.logits.softcap) hide_slopes(offsets);
   fence_async_shared();
-  worker.sync_consumers();  // the zeros are there, for all
+  sync_hiding();  // the zeros are there, for all
+}
+/// NOTE: a consumer that passes over blocks comes here before or after the other's sync_consumers()
+/// at a tile's start.
+template <Config kConfig>
+__forceinline__ void Consumer<kConfig>::sync_hiding() const {
+  if constexpr (kConfig.passes) {
+    named_barrier_sync(2, 256);
+  } else {
+    scores.worker.sync_consumers();
+  }
 }
 /// The softcap's slopes, as modify() left them for this thread: those of a NaN in Q are NaN.
 template <Config kConfig>

@@ -177,6 +177,30 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
+Config bwd_sm90_passing_config(const Problem& p) {
+  Config config = bwd_sm90_config(p);
+  config.passes = true;
+  // Stages let the two who compute drift apart. The next tile's K ahead gains less.
+  config.shape.k_stages = 1;
+  for (const int stages : {4, 3, 2}) {
+    config.shape.q_stages = config.shape.do_stages = stages;
+    if (bwd_sm90::SharedPlan(config).bytes <= bwd_sm90::SharedPlan::kRoom) break;
+  }
+  return config;
+}
+
+std::string bwd_sm90_passing_refusal(const Problem& p) {
+  const BlockList& list = p.block_list;
+  if (!list.defined() || list.block_k != 64 || list.block_q < 64)
+    return "other than lists with blocks of 64 keys and at least 64 queries is not supported by "
+           "this kernel";
+  if (p.packed || p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
+    return "packed sequences, masks and functions are not supported by this kernel";
+  if (p.deterministic || p.dropout.p > 0.0 || bwd_tiles::is_small(p))
+    return "small problems, dropout and deterministic are not supported by this kernel";
+  return {};
+}
+
 std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
   return p.packed ? packed_blocks(p.total_q, p.batch, config.shape.chunk_rows)
                   : ceil_div(p.seq_q, config.shape.chunk_rows);

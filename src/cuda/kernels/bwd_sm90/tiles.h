@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "cuda/kernels/bwd_sm90/args.h"
 #include "cuda/kernels/tile_lists/maker.h"
@@ -19,6 +20,10 @@ bool bwd_sm90_hides_rows(const Problem& problem);
 bool bwd_sm90_may_hide_rows(const Problem& problem);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
+/// With a list whose blocks have 64 keys: see Config::passes.
+bwd_sm90::Config bwd_sm90_passing_config(const Problem& problem);
+/// Why it does not run a problem; empty when it does.
+std::string bwd_sm90_passing_refusal(const Problem& problem);
 /// The rows of tiles that it walks.
 WantedLists bwd_sm90_wanted_lists(const bwd_sm90::Config& config);
 

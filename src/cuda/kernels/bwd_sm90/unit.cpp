@@ -45,7 +45,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
     unit.args = "RaggedArgs";
   }
   if (c.listed()) {
-    unit.config += enum_text("lists", "Lists", c.lists);
+    unit.config +=
+        enum_text("lists", "Lists", c.lists) + (c.passes ? flag_text("passes", true) : "");
     unit.args = "ListArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
