@@ -258,7 +258,7 @@ struct Check {
     if (config.options.any()) bits.emplace(optioned_problem(), kM, true);
     const MadeLists made =
         make_lists(bits.has_value() && config.options.mask ? bits->bits : tile::MaskBits{});
-    a.of_queries = made.lists, a.of_keys = made.transposed;
+    a.of_queries = made.of_queries, a.of_keys = made.of_keys;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
     const int k_ragged = config.ragged() ? s.seq_k : 0;
     a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
@@ -444,9 +444,8 @@ struct Check {
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
       if (mask.words != nullptr) bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
     }
-    return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
-                     s.formula != nullptr ? s.formula->map : RunMap{}, false,
-                     {cuda::MaskLines::keys, mask});
+    return MadeLists(p, cuda::bwd_sm90_wanted_lists(config),
+                     s.formula != nullptr ? s.formula->map : RunMap{}, mask);
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

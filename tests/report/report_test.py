@@ -237,6 +237,37 @@ class Verdicts(unittest.TestCase):
         for caption in tables:
             self.assertIn("batch 2, 4 heads, dim 64, full", caption)
 
+    def layer_rows(self, device: str, best: int) -> list[Result]:
+        """Layers whose flash gains most at length `best`."""
+        rows = []
+        for length in (128, 256, 512, 1024, 2048):
+            flash = {"layer-original": 10.0, "layer-flash": 4.0 if length == best else 5.0}
+            for implementation, ms in flash.items():
+                rows.append(
+                    {
+                        **{"implementation": implementation, "kernel": "", "device": device},
+                        **{"dtype": "float32", "batch": 2, "heads": 4, "head_dim": 64},
+                        **{"seq_q": length, "causal": False, "pass": "fwd"},
+                        **{"ms_median": ms, "status": "ok", "protocol": "burst"},
+                    }
+                )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "layers.json"
+            path.write_text(json.dumps({"environment": {}, "rows": rows}))
+            return load([path])
+
+    def test_a_gpu_s_layers_decide_and_a_cpu_s_do_not(self) -> None:
+        """A CPU has no Tensor Cores, whose best length the seed names."""
+        title = "256 to 512 is the Tensor Cores' best length"
+        for device, best, expected in (
+            ("cpu", 2048, OPEN),
+            ("cuda:0", 2048, FAILS),
+            ("cuda:0", 512, HOLDS),
+        ):
+            claim = self.verdict(self.layer_rows(device, best), title)
+            self.assertEqual(claim.verdict, expected)
+            self.assertIn("Measured, the layers gain", claim.sentence)
+
     def test_another_card_s_numbers_are_not_judged(self) -> None:
         claim = self.verdict(self.committed(), "The six tables of an RTX 4090")
         self.assertEqual(claim.verdict, OPEN)

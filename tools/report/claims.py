@@ -144,6 +144,10 @@ class Grid:
             if at in self.rows[fast]
         }
 
+    def on_gpu(self) -> bool:
+        found = [row for rows in self.rows.values() for row in rows.values()]
+        return all(str(row.get("device", "cpu")) != "cpu" for row in found)
+
     def values(self) -> list[int]:
         return sorted({at for found in self.rows.values() for at in found})
 

@@ -13,7 +13,7 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
-#include "cuda/kernels/rows/mask_tiles.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"

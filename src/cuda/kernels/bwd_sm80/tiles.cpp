@@ -9,7 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"

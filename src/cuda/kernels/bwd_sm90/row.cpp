@@ -26,7 +26,8 @@
 #include "cuda/kernels/rows/packed_delta.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/blocks.h"
 #include "tilewise/error.h"
 
@@ -164,10 +165,6 @@ DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
           padded(p.seq_k, config.shape.block_n)};
 }
 
-TileListsMaker lists_of(const Problem& p, const Config& config) {
-  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, false, MaskLines::keys};
-}
-
 /// What run() goes by.
 struct Decided {
   Config config;
@@ -208,11 +205,7 @@ Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& 
   } else if (refines(p, config) || config.shifts()) {
     add_refined_rows_memory(p, cost.memory);
   }
-  if (config.listed()) {
-    const TileListsMaker maker = lists_of(p, config);
-    maker.add_memory(cost.memory);
-    maker.add_transposed_memory(cost.memory);
-  }
+  TileListsMaker(p, bwd_sm90_wanted_lists(config)).add_memory(cost.memory);
   const MaskBitsMaker mask(p, config.shape.block_m, true);
   mask.add_memory(cost.memory);
   const DiagonalGradients diagonals = diagonal_gradients(p, config);
@@ -359,14 +352,13 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const tile::BiasSums sums_of_bias = bias_sums.take(workspace, context.stream);
   const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
   if (config.listed()) {
-    TileListsMaker maker = lists_of(p, config);
-    maker.take(workspace);
-    maker.take_transposed(workspace);
-    args.of_queries = maker.lists();
-    args.of_keys = maker.transposed();
+    TileListsMaker lists(p, bwd_sm90_wanted_lists(config));
+    lists.take(workspace);
+    args.of_queries = lists.of_queries();
+    args.of_keys = lists.of_keys();
     mask.take(workspace);
     mask.make(context.stream);
-    maker.make_by_keys(context.stream, mask.bits(), config.sums.deterministic);
+    lists.make(context.stream, mask.bits());
     launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
                     mask.bits(), strip);
   } else {

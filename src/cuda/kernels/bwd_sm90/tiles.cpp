@@ -12,10 +12,8 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
-#include "cuda/kernels/rows/mask_map.h"
-#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 namespace tilewise::cuda {
@@ -161,6 +159,15 @@ Config bwd_sm90_config(const Problem& p) {
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
+}
+
+WantedLists bwd_sm90_wanted_lists(const Config& config) {
+  return {.tile_q = config.shape.block_m,
+          .tile_k = config.shape.block_n,
+          .kind = config.lists,
+          .by_keys = true,
+          .by_both = config.sums.deterministic,
+          .narrowed = true};
 }
 
 std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/bwd_sm90/args.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda {
@@ -18,6 +19,8 @@ bool bwd_sm90_hides_rows(const Problem& problem);
 bool bwd_sm90_may_hide_rows(const Problem& problem);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
+/// The rows of tiles that it walks.
+WantedLists bwd_sm90_wanted_lists(const bwd_sm90::Config& config);
 
 /// Sections of key heads: what a section's tiles read and add to again and again stays in L2.
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& problem, const bwd_sm90::Config& config);

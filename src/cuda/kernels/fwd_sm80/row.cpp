@@ -12,7 +12,8 @@
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/pack.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -203,9 +204,8 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   return decided;
 }
 
-/// A list in tiles of rows and keys.
-TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
-  return {p, block_m, block_n, mma_lists(p)};
+WantedLists wanted_lists(const Problem& p, const fwd_sm80::Shape& shape) {
+  return {.tile_q = shape.block_m, .tile_k = shape.block_n, .kind = mma_lists(p)};
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
@@ -237,8 +237,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
-  if (has_tile_lists(p))
-    lists_of(p, choice.tile->shape.block_m, choice.tile->shape.block_n).add_memory(cost.memory);
+  TileListsMaker(p, wanted_lists(p, choice.tile->shape)).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
@@ -314,10 +313,10 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     args.keys_per_split = decided.keys_per_split;
   }
   if (config.listed()) {
-    TileListsMaker maker = lists_of(p, config.shape.block_m, config.shape.block_n);
-    maker.take(workspace);
-    maker.make(context.stream);
-    args.lists = maker.lists();
+    TileListsMaker lists(p, wanted_lists(p, config.shape));
+    lists.take(workspace);
+    lists.make(context.stream);
+    args.lists = lists.of_queries();
   }
   const int min_blocks = decided.min_blocks;
   const Kernel kernel = load_expressed(

@@ -10,9 +10,8 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
-#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "expression/affine.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
@@ -369,6 +368,17 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
   return config;
+}
+
+WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
+  const int rows = config.lists == tile::Lists::parts ? config.shape.warpgroups : 1;
+  return {.tile_q = 64 * config.shape.warpgroups / rows >> pack_shift,
+          .tile_k = config.shape.block_n,
+          .kind = config.lists,
+          .packs_heads = config.pack_heads,
+          .ordered = true,
+          .rows_of_tile = rows,
+          .narrowed = true};
 }
 
 fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::int64_t queries,

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda {
@@ -69,6 +70,10 @@ int sm90_box_rows(const Problem& problem, int block_n);
 fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
+
+/// The rows of tiles that it walks: of a tile's queries, or where blocks are smaller of each
+/// warpgroup's. `pack_shift`: sm90_pack_shift().
+WantedLists sm90_wanted_lists(const fwd_sm90::Config& config, int pack_shift);
 
 /// `queries`: of a tile.
 fwd_sm90::SectionOrder sm90_order(const Problem& problem, const fwd_sm90::Config& config,
