@@ -123,9 +123,7 @@ TEST_P(Bf16Kernels, ProductsWithListedRows) {
         const Bits b = random_bits(keys * dim, 6);  // without room behind the last row
         std::vector<std::int64_t> list(at(keys));
         for (int j = 0; j < keys; ++j) list[at(j)] = (3 * j + 2) % keys * dim;
-        const auto value = [&](int j, int i) {
-          return double{bfloat16_to_float(b[at(list[at(j)] + i)])};
-        };
+        const auto value = [&](int j, int i) { return bfloat16_to_float(b[at(list[at(j)] + i)]); };
         Floats s(at(rows * padded_keys), NAN);
         Floats o(at(rows * padded_dim), 1.0F);
         const Ahead ahead{b.data(), list.data(), dim, 0, keys, dim / 2};
@@ -143,7 +141,7 @@ TEST_P(Bf16Kernels, ProductsWithListedRows) {
           for (int i = 0; i < dim; ++i) {
             double exact = 1.0;
             for (int j = 0; j < keys; ++j)
-              exact += bfloat16_to_float(p[at(r * padded_keys + j)]) * value(j, i);
+              exact += double{bfloat16_to_float(p[at(r * padded_keys + j)])} * value(j, i);
             ASSERT_NEAR(o[at(r * padded_dim + i)], exact, 3e-5) << rows << ' ' << dim << ' ' << i;
           }
         }
