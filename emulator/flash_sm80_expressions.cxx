@@ -261,7 +261,7 @@ void check_listed(const char* name, Shape shape, const Blocks& blocks) {
   if constexpr (kSample != 1) check_captures<kSecond, kSample>(shape, of, kSums);
 }
 
-/// Of a third of the rows a float32 LSE keeps nothing of the sum over the keys.
+/// In a third of the rows a float32 LSE keeps nothing of the sum over the keys.
 void check_shifted() {
   Shape shape = {.seq_q = 70, .seq_k = 139, .causal = true, .shift = -0x1p100F};
   constexpr int kSample = samples::kShifting;

@@ -25,10 +25,11 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 }
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
-  const auto tiles = c.mapped  ? cuda::sm90_masked_tiles(p)
-                     : c.ahead ? cuda::sm90_dropping_tiles(p)
-                               : cuda::sm90_tiles(p);
+  const auto tiles = c.mapped                         ? cuda::sm90_masked_tiles(p)
+                     : c.ahead || c.in_turn || c.late ? cuda::sm90_trial_tiles(p)
+                                                      : cuda::sm90_tiles(p);
   for (const cuda::Sm90Tile& tile : tiles) {
+    if (tile.schedule.makes_bits != c.ahead) continue;
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
         (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
@@ -161,7 +162,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
-  // Of a bias of keys: those that it hides hold NaN. CONTRACT 10
+  // Keys that a bias of keys hides hold NaN. CONTRACT 10
   for (int b = 0; b < batch && c.bias != nullptr && !c.bias->by_query && !c.packed; ++b) {
     for (int h = 0; h < c.heads_k && c.heads_k == c.heads_q; ++h) {
       for (int j = 0; j < c.keys[b]; ++j)

@@ -1,14 +1,12 @@
 """Claims of seed 003: an adaptive sparse layer on an RTX 3060, its thresholds and limits.
 
 The seed timed a whole layer on a GPU. `tilewise layer bench` measures its inference, by which two
-claims are judged, on GPUs alone: a CPU's times stand beside them and decide nothing. The others
-need a training step in 16 bits, which no result file holds: they are open, and the tables are of
-the attention inside, at the seed's shape.
+claims are judged, on GPUs alone: a CPU's times stand beside them and decide nothing. Claims on
+training steps are in claims_asam_steps.py.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from .claims import (
@@ -24,7 +22,6 @@ from .claims import (
     grids,
     joined,
     listed,
-    mib,
     missing,
     number,
     short,
@@ -36,7 +33,6 @@ SHAPE = ("--batch", 2, "--heads", 4, "--dim", 64)
 PROBLEM = {"batch": 2, "heads": 4, "head_dim": 64, "causal": False}
 LENGTHS = [128, 256, 512, 1024, 2048]
 PRESET = "tilewise bench --preset seed-asam on that machine."
-LAYER = "The layer is not measured in the files given."
 F32, BF16 = {"dtype": "float32"}, {"dtype": "bfloat16"}
 EAGER32 = contender("eager", "our eager, float32", **F32)
 FLASH32 = contender("flash", "our flash, float32", **F32)
@@ -90,13 +86,6 @@ def verdict_of(holds: list[bool]) -> str:
     return HOLDS if all(holds) else PARTLY if any(holds) else FAILS
 
 
-def layer_words(tables: list[Figures]) -> str:
-    """The words in a measurement's place: no file holds a layer."""
-    if tables:
-        return f"{LAYER} The tables are of its attention alone."
-    return f"{LAYER} Its attention alone: {PRESET}"
-
-
 def layer_gflop(length: int) -> float:
     """Forward of one layer of the seed, batch 2, dim 256: products of attention, of the
     projections to q, k, v and o, and of a feed-forward four times as wide."""
@@ -112,53 +101,6 @@ def attention_tables(e: Evidence, which: str, pairs: list[list[Contender]]) -> l
             gain = ("times faster", slow.name, fast.name)
             tables.append(grid.figures([gain]))
     return tables
-
-
-def thresholds(e: Evidence) -> Claim:
-    named = sorted(e.published["asam"]["thresholds"].values())
-    told = {}
-    for name in ("rtx3060", e.card, "epyc-2"):
-        start = e.plan.ask("--advise", "--hardware", name, *SHAPE)["bf16_from"]
-        told[name] = "nowhere" if start is None else f"from {start or 128} on"
-    origin = "; ".join(f"{name} {start}" for name, start in told.items())
-    gains = e.published["asam"]["training"]
-    tables = attention_tables(e, "fwd+bwd", [[FLASH32, FLASH16]])
-    return Claim(
-        "003",
-        "16 bits pay from 256, 512 or 1024 on",
-        f"Section 2.3 switches at 256, the template of 5.2 at 512, the table of 3.1 at 1024. The "
-        f"layer's training gains {listed([row['speedup'] for row in gains])} times at "
-        f"{listed([row['seq_len'] for row in gains])}.",
-        f"bf16 saves 10 % of attention's time: {origin} (batch 2, 4 heads of 64).",
-        layer_words(tables),
-        OPEN,
-        f"The seed names three thresholds, {joined(list(map(str, named)))}. Which one is right for "
-        f"its layer is not measured here.",
-        tables,
-    )
-
-
-def training_gain(e: Evidence) -> Claim:
-    row = e.published["asam"]["training"][-1]
-    words = ("--hardware", "rtx3060", "--batch", 4, "--heads", 4, "--dim", 64, "--seq", 1024)
-    slow, fast = (e.plan.ms(*words, "--impl", "flash", "--dtype", t) for t in ("f32", "bf16"))
-    tables, told = [], []
-    for grid in grids(e, [FLASH32, FLASH16], "fwd+bwd", [1024], **PROBLEM):
-        tables.append(grid.figures([("times faster", FLASH32.name, FLASH16.name)]))
-        gain = grid.gain(FLASH32.name, FLASH16.name)[1024]
-        told.append(f"{times(gain)} on the {short(grid.machine)}")
-    return Claim(
-        "003",
-        "FP16 trains 2.02 times faster at 1024",
-        f"{row['fp32_ms']} ms a step in float32, {row['fp16_ms']} ms in float16, at batch 4: "
-        f"{row['speedup']} times.",
-        f"Attention alone at batch 4 on an RTX 3060, forward and backward: {times(slow / fast)}.",
-        layer_words(tables),
-        OPEN,
-        "A training step of the layer is not measured here."
-        + (f" Attention alone, at batch 2, gains {joined(told)}." if told else ""),
-        tables,
-    )
 
 
 def sweet_spot(e: Evidence) -> Claim:
@@ -301,121 +243,4 @@ def linear_accesses(e: Evidence) -> Claim:
     )
 
 
-def longest(e: Evidence) -> Claim:
-    own = e.published["asam"]["original_mb_at_2048"]
-    reach = 2048 * math.sqrt(12 * 1024 / own)
-    limits = {}
-    for name, impl, dtype in (
-        ("eager f32", "eager", "f32"),
-        ("flash f32", "flash", "f32"),
-        ("flash bf16", "flash", "bf16"),
-    ):
-        words = ("--hardware", "rtx3060", *SHAPE, "--impl", impl, "--dtype", dtype)
-        row = e.plan.ask(*words, "--seq", 2048, "--mem-limit", "12GiB", "--limits")[-1]
-        limits[name] = row["largest_length"]
-    told = ", ".join(f"{name} {length}" for name, length in limits.items())
-    return Claim(
-        "003",
-        "The original runs out of memory at 2048",
-        f"{own} MB at 2048 of 12 GB; longest lengths 2048 (original), 4096 (flash), 8192 "
-        f"(flash with FP16).",
-        f"Our attention with its backward in 12 GiB: {told}.",
-        LAYER,
-        OPEN,
-        f"The seed's own {own} MB are {100 * own / (12 * 1024):.0f} % of 12 GiB; quadratic growth "
-        f"from there reaches 12 GiB at {reach:.0f}. The layer's longest length is not measured "
-        f"here.",
-    )
-
-
-def held_memory(
-    e: Evidence, which: str, kinds: list[Contender], lengths: list[int]
-) -> list[Figures]:
-    """Live and peak memory of contenders at the seed's shape; a machine needs all of them."""
-    tables = []
-    for grid in grids(e, kinds, which, lengths, **PROBLEM, column="peak_mib"):
-        tables.append(grid.figures([], "peak_mib", "peak MiB"))
-    return tables
-
-
-def memory_at_2048(e: Evidence) -> Claim:
-    words = ("--hardware", "rtx3060", *SHAPE, "--seq", 2048, "--pass", "fwd")
-    told = {
-        (impl, dtype): e.plan.ask(*words, "--impl", impl, "--dtype", dtype)[-1]["peak_MiB"]
-        for impl, dtype in (("eager", "f32"), ("flash", "f32"), ("flash", "bf16"))
-    }
-    tables = held_memory(e, "fwd", [EAGER32, FLASH32, FLASH16], [2048])
-    return Claim(
-        "003",
-        "At 2048: 750 MB, with flash 250, with FP16 125",
-        "Original about 750 MB, measured; flash about 250 MB and flash with FP16 about 125 MB, "
-        "estimated.",
-        "Our attention's forward on an RTX 3060, peak: "
-        + ", ".join(f"{impl} {dtype} {mib(peak)}" for (impl, dtype), peak in told.items())
-        + ".",
-        layer_words(tables),
-        OPEN,
-        "The seed measured one of its three numbers, and the layer is not measured here.",
-        tables,
-    )
-
-
-def combined(e: Evidence) -> Claim:
-    claimed = float(e.published["asam"]["combined_speedup"])
-    predicted = {}
-    for name in ("rtx3060", e.card):
-        words = ("--hardware", name, *SHAPE, "--seq", 1024)
-        slow = e.plan.ms(*words, "--impl", "eager", "--dtype", "f32")
-        fast = e.plan.ms(*words, "--impl", "flash", "--dtype", "bf16")
-        predicted[name] = slow / fast
-    tables = attention_tables(e, "fwd+bwd", [[EAGER32, FLASH16]])
-    return Claim(
-        "003",
-        "Flash with FP16 is 5.4 times faster from 1024 on",
-        f"2.7 (forward) times 2.0 (training) = {claimed} times.",
-        f"Our eager float32 over our flash bf16 at 1024, forward and backward: RTX 3060 "
-        f"{times(predicted['rtx3060'])}, {e.card_name} {times(predicted[e.card])}.",
-        layer_words(tables),
-        OPEN,
-        f"The seed multiplies a forward's gain by a training step's and measured neither "
-        f"combination. {claimed} times is not measured here for the layer.",
-        tables,
-    )
-
-
-def half_the_memory(e: Evidence) -> Claim:
-    words = ("--hardware", "rtx3060", "--batch", 4, "--heads", 4, "--dim", 64, "--seq", 1024)
-    rows = {
-        dtype: e.plan.ask(*words, "--impl", "flash", "--dtype", dtype)[-1]
-        for dtype in ("f32", "bf16")
-    }
-    saved = {
-        name: 100 * (1 - rows["bf16"][name] / rows["f32"][name])
-        for name in ("live_MiB", "peak_MiB")
-    }
-    tables = held_memory(e, "fwd+bwd", [FLASH32, FLASH16], LENGTHS)
-    return Claim(
-        "003",
-        "FP16 saves half the memory, so twice the batch fits",
-        "About 50 % at 1024, no source recorded. 11 % at 512, 0 % below.",
-        f"Our flash at 1024, batch 4: {saved['live_MiB']:.0f} % of what lives before the backward, "
-        f"{saved['peak_MiB']:.0f} % of the peak.",
-        layer_words(tables),
-        OPEN,
-        "A training step's memory of the layer is not measured here.",
-        tables,
-    )
-
-
-JUDGES = (
-    thresholds,
-    training_gain,
-    sweet_spot,
-    linear_accesses,
-    longest,
-    memory_at_2048,
-    dip,
-    forced_flash,
-    combined,
-    half_the_memory,
-)
+JUDGES = (sweet_spot, linear_accesses, dip, forced_flash)

@@ -311,8 +311,8 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
-/// Of a tile's first operands and its results; of packed sequences, which it looks up, so many
-/// times that.
+/// A tile's first operands and its results; packed sequences, which it looks up, take so many times
+/// that.
 constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,

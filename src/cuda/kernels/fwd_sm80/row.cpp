@@ -60,7 +60,7 @@ double most_keys(const Problem& p, int rows) {
   return most;
 }
 
-/// Of a tile's first K and V, and of a row of its Q and O.
+/// A tile's first K and V, and a row of its Q and O.
 constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
 /// The merge of the warps that share rows.
 constexpr double kMergeMs = 1.8e-3;
@@ -91,6 +91,14 @@ double keys_computed(const Problem& p, const Tile& tile) {
   }
   return p.packed ? seen + 0.5 * tile.shape.block_n
                   : std::ceil(seen / tile.shape.block_n) * tile.shape.block_n;
+}
+
+/// The share of the memory's rate at which keys and values come: rows of 128 bytes and less are
+/// slower (an H200, 32 entries of 8192 keys, 64 heads on 8: 0.89 at dim 64, 0.98 at 128;
+/// bench/results/h200/serving.json).
+double read_share(const Problem& p) {
+  const std::int64_t bytes = std::min(p.head_dim, p.head_dim_v) * dtype_bytes(p.dtype);
+  return bytes <= 128 ? 0.89 : 1.0;
 }
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
@@ -241,7 +249,7 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
-  // Of the pools what the tables may name.
+  // The part of the pools that the tables may name.
   const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
                                      static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
                                : 1.0;
@@ -251,8 +259,9 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
-  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
-            host::options_ms(p, 1, machine);
+  cost.ms =
+      std::max(choice.ms - sooner, 1e-6 * tensors / (read_share(p) * machine.bandwidth_gbps)) +
+      host::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }

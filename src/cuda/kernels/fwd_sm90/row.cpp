@@ -160,23 +160,19 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const std::int64_t grid = std::min<std::int64_t>(
       args.tiles, std::int64_t{host::kTypicalMultiprocessors} * config.shape.resident);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
+  TileListsMaker lists(p, sm90_wanted_lists(config, decided.pack_shift));
+  lists.take(workspace);
   MaskBitsMaker mask(p, config.shape.block_n, false);
+  mask.take(workspace);
+  mask.make(context.stream);
   if (config.lists != fwd_sm90::Lists::none) {
-    TileListsMaker lists(p, sm90_wanted_lists(config, decided.pack_shift));
-    lists.take(workspace);
     args.lists = lists.of_queries();
-    mask.take(workspace);
-    mask.make(context.stream);
     lists.make(context.stream, mask.bits());
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
                               args, mask.bits(), strip);
   } else if (p.paged) {
-    mask.take(workspace);
-    mask.make(context.stream);
     launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
-    mask.take(workspace);
-    mask.make(context.stream);
     launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);

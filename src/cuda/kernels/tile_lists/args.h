@@ -7,7 +7,7 @@
 
 namespace tilewise::tile_lists {
 
-/// Of the three kernels that make rows of tiles.
+/// What the three kernels that make rows of tiles are compiled for.
 struct Config {
   int tile_q = 128;      ///< queries of a tile; from_function: a power of two
   int tile_k = 128;      ///< keys of a tile; from_function: 16 or a multiple of 32

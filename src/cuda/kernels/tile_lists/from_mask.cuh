@@ -40,8 +40,8 @@ struct MaskRow {
       begin = sequence_at(a.of.queries, batch).begin;
   }
 
-  /// What the mask shows and hides of 32 tiles from `first` on: a bit each, for all lanes. Of the
-  /// lines of one warp.
+  /// What the mask shows and hides of 32 tiles from `first` on: a bit each, for all lanes. One
+  /// warp's lines.
   __forceinline__ void look_at(int first, u32& shown, u32& hidden) const {
     const int tile = first + lane;
     const int count = min(elements - tile * kElements, kElements);

@@ -103,17 +103,4 @@ tile::Lists mma_lists(const Problem& p) {
   return p.block_list.defined() ? tile::Lists::parts : tile::Lists::whole;
 }
 
-double listed_pairs(const Problem& p) {
-  const BlockList& list = p.block_list;
-  const auto all =
-      static_cast<double>(p.batch * p.heads_q * p.seq_q) * static_cast<double>(p.seq_k);
-  if (!list.defined()) return all;
-  const Tensor& offsets = list.row_offsets;
-  const std::int64_t shared =
-      (offsets.sizes[0] == 1 ? p.batch : 1) * (offsets.sizes[1] == 1 ? p.heads_q : 1);
-  const auto blocks = static_cast<double>(list.block_index.sizes[0] * shared);
-  return std::min(all,
-                  blocks * static_cast<double>(list.block_q) * static_cast<double>(list.block_k));
-}
-
 }  // namespace tilewise::cuda

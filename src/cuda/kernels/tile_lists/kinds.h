@@ -31,8 +31,4 @@ tile::Lists tile_lists_kind(const Problem& problem, int tile_q, int tile_k);
 /// The same for the kernels on mma.sync, which take any list bit by bit.
 tile::Lists mma_lists(const Problem& problem);
 
-/// Pairs of queries and keys that can be listed at most, in all heads: the host knows the length of
-/// block_index alone.
-double listed_pairs(const Problem& problem);
-
 }  // namespace tilewise::cuda
