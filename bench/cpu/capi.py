@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
+DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3, "int32": 6}
 
 _PARALLEL_FOR = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
@@ -207,11 +207,15 @@ class Library:
         one_thread: bool,
         implementation: str = "",
         kernel: str = "",
+        **options: Tensor,
     ) -> tuple[Callable[[], None], Plan]:
-        """A call of forward or backward with a workspace of its own, and its plan."""
+        """A call of forward or backward with a workspace of its own, and its plan.
+
+        `options` are fields of Spec.
+        """
         name = "forward" if isinstance(args, Forward) else "backward"
         run = getattr(self._lib, f"tw_{name}")
-        spec = Spec(causal=1 if causal else 0)
+        spec = Spec(causal=1 if causal else 0, **options)
         launch = Launch(
             executor=ctypes.pointer(self._alone) if one_thread else None,
             implementation=implementation.encode() or None,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "problem/problem.h"
 
@@ -13,15 +14,31 @@ inline int key_run(const Problem& p, std::int64_t j, int count) {
   return static_cast<int>(std::min<std::int64_t>(count, p.page_size - j % p.page_size));
 }
 
-/// at[n]: the element of `pool` (K or V) where the row of key run.begin + n begins, from a head's
-/// row 0 on.
-inline void list_key_rows(const Problem& p, const Tensor& pool, std::int64_t b, const Sequence& s,
-                          KeyRange run, std::int64_t* at) {
-  for (std::int64_t j = run.begin; j < run.end;) {
-    const Problem::KeyRow key = p.key_row(b, s, j);
-    const int count = key_run(p, j, static_cast<int>(run.end - j));
-    std::int64_t row = key.batch * pool.strides[0] + key.row * pool.strides[2];
-    for (int n = 0; n < count; ++n, row += pool.strides[2]) *at++ = row;
+/// Where the rows of some keys begin in K and V, from a head's row 0 on: elements, or null.
+struct KeyRowList {
+  std::int64_t *k, *v;
+};
+
+/// Of the keys of `run`, in order.
+inline void list_key_rows(const Problem& p, std::int64_t b, const Sequence& s, KeyRange run,
+                          KeyRowList to) {
+  const auto list = [&](Problem::KeyRow first, std::int64_t count) {
+    for (const auto& [pool, at] : {std::pair{&p.k, &to.k}, std::pair{&p.v, &to.v}}) {
+      if (*at == nullptr) continue;
+      std::int64_t row = first.batch * pool->strides[0] + first.row * pool->strides[2];
+      for (std::int64_t n = 0; n < count; ++n, row += pool->strides[2]) *(*at)++ = row;
+    }
+  };
+  if (run.empty()) return;
+  if (!p.paged) return list(p.key_row(b, s, run.begin), run.end - run.begin);
+  // NOTE: one division for all pages. With a key each, divisions take as long as the products.
+  const auto* table =
+      static_cast<const std::int32_t*>(p.block_table.data) + b * p.block_table.strides[0];
+  std::int64_t page = run.begin / p.page_size;
+  std::int64_t slot = run.begin % p.page_size;
+  for (std::int64_t j = run.begin; j < run.end; ++page, slot = 0) {
+    const std::int64_t count = std::min(run.end - j, p.page_size - slot);
+    list({table[page * p.block_table.strides[1]], slot}, count);
     j += count;
   }
 }

@@ -309,7 +309,8 @@ def performance_page(results: list[Result], beside_peers: list[Result]) -> str:
             cards.setdefault(folder, {})[Path(result.name).stem] = result.rows
     folders = {docs_summary.folder_of(result.name): "" for result in in_order(results)}
     everyday = [r for r in beside_peers if Path(r.name).stem == docs_cpu.EVERYDAY]
-    grids = [r for r in beside_peers if r not in everyday]
+    own = {docs_cpu.EVERYDAY, docs_cpu.EVERYDAY_TWO, docs_cpu.PAGES}
+    grids = [r for r in beside_peers if Path(r.name).stem not in own]
     told = [docs_cpu.everyday_sentence(result.rows) for result in everyday]
     cpu = [
         "The peer's time divided by ours, over the cases with one thread and eight heads.",
@@ -404,13 +405,22 @@ def main() -> None:
     cpu = ROOT / "docs" / "cpu.md"
     lines: list[str] = []
     everyday: list[str] = []
+    pages: list[str] = []
+    two: list[str] = []
     for result in beside_peers:
+        if Path(result.name).stem == docs_cpu.PAGES:
+            pages += docs_cpu.pages_block(result.machine(), result.rows)
+            continue
+        if Path(result.name).stem == docs_cpu.EVERYDAY_TWO:
+            two += docs_cpu.everyday_two(result.machine(), result.rows)
+            continue
         if Path(result.name).stem == docs_cpu.EVERYDAY:
             everyday += docs_cpu.everyday_block(result.machine(), result.environment, result.rows)
             continue
         lines += docs_cpu.block(result.machine(), result.environment, result.rows)
     documents[cpu] = with_block(cpu.read_text(), "bench-cpu", lines)
-    documents[cpu] = with_block(documents[cpu], "cpu-everyday", everyday)
+    documents[cpu] = with_block(documents[cpu], "cpu-everyday", [*everyday, *two])
+    documents[cpu] = with_block(documents[cpu], "cpu-pages", pages)
     python = ROOT / "docs" / "python.md"
     documents[python] = python.read_text()
     for name, made in (

@@ -28,6 +28,8 @@ def groups(rows: list[Row]) -> list[list[Row]]:
 
 EVERYDAY_ROWS = "cpu-everyday-rows"
 EVERYDAY = "cpu-everyday"  # the result of the preset of this name has tables of its own
+EVERYDAY_TWO = "cpu-everyday-two"  # the same with two threads
+PAGES = "pages"  # so has that of bench/cpu/pages.py
 
 
 def everyday_kind(row: Row) -> str:
@@ -96,6 +98,46 @@ def everyday_block(machine: str, environment: dict[str, Any], rows: list[Row]) -
         told += f"| {ours['kernel']} | {ours['ms_min']:.3g} "
         told += "".join(f"| {ratio(contestants, name)} " for name in ("torch", "onnxruntime"))
         lines.append(told + "|")
+    return [*lines, ""]
+
+
+def everyday_two(machine: str, rows: list[Row]) -> list[str]:
+    """The summary, and the cells in which a peer is faster."""
+    lines = [f"Two threads of an {machine}:", "", *everyday_summary(rows), ""]
+    slower = [case for case in groups(rows) if best_ratio(case) < 1.0]
+    if slower:
+        lines += ["| a peer is faster | pass | type | ms | ratio |", "|---|---|---|---:|---:|"]
+    for case in slower:
+        ours = case[0]
+        lines.append(
+            f"| {shape_text(ours)} | {PASS_NAMES[ours['pass']]} | {ours['dtype']} "
+            f"| {ours['ms_min']:.3g} | {best_ratio(case):.2f} |"
+        )
+    return [*lines, ""] if slower else lines
+
+
+def pages_block(machine: str, rows: list[Row]) -> list[str]:
+    """A cell is a row of contiguous keys and, behind it, those of pages of several sizes."""
+    cells: list[list[Row]] = []
+    for row in rows:
+        if row["mask"] == "none":
+            cells.append([])
+        cells[-1].append(row)
+    sizes = [row["mask"].rpartition("=")[2] for row in cells[0][1:]]
+    lines = ["", f"{machine}.", ""]
+    lines += [
+        "| shape | type | kernel | threads | contiguous, ms | GB/s | reading, GB/s | "
+        + " | ".join(f"page {size}" for size in sizes)
+        + " |",
+        "|---|---|---|---:|---:|---:|---:|" + "---:|" * len(sizes),
+    ]
+    for contiguous, *paged in cells:
+        least = contiguous["ms_min"]
+        gbps = contiguous["gbps"] * contiguous["ms_median"] / least
+        told = f"| {shape_text(contiguous)} | {contiguous['dtype']} | {contiguous['kernel']} "
+        told += f"| {contiguous['threads']} | {least:.2f} | {gbps:.1f} "
+        told += f"| {contiguous['read_gbps']:.1f} "
+        lines.append(told + "".join(f"| {row['ms_min'] / least:.2f} " for row in paged) + "|")
     return [*lines, ""]
 
 

@@ -35,8 +35,10 @@ Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& probl
 /// The schedule of flash_fwd_* for few query rows a head: those of a key head share what is read,
 /// and keys are split.
 bool few_query_rows(const Problem& problem);
-/// True where that schedule, in float32, beats tiles of bfloat16 products.
-bool faster_as_float32(const Problem& problem);
+/// True where that schedule beats tiles of bfloat16 products.
+bool beats_tiles(const Problem& problem);
+/// True where it multiplies bfloat16 by vdpbf16ps.
+bool reads_bf16(const Problem& problem);
 /// Backward: true for sequences that fill half of a tile of bfloat16 products or less.
 bool half_tiles(const Problem& problem);
 /// What the time model counts, and whose terms it takes.

@@ -8,120 +8,33 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
+#include <numbers>
 #include <utility>
 #include <vector>
 
-#include "cpu/flash/flash.h"
+#include "cpu/flash/decode_geometry.h"
 #include "cpu/flash/score_steps.h"
-#include "cpu/flash/tiles.h"
 #include "cpu/flash/visible.h"
 #include "cpu/key_run.h"
+#include "cpu/micro/bf16_rows.h"
 #include "cpu/micro/elements.h"
-#include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
 
 constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
-constexpr int kReadingRows = 24;  // query rows of a key head: more are worth packed keys
 constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
-constexpr int kStripRows = 24;    // whose strip of scores stays in the first-level cache
-constexpr std::int64_t kBlockKeys = 1024;       // read where they lie: long runs of one address
-constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
-constexpr std::int64_t kPackedBlockKeys = 256;
-constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
-constexpr int kSplitKeys = 2048;  // fixed: the result depends neither on threads nor on the batch
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-/// True when rows can be read as whole vectors where they lie.
-bool in_place(const Tensor& t, const Micro& micro) {
-  return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
-}
-
-/// True when the heads of a key lie beside each other: all of them are on its address page.
-bool interleaved(const Tensor& t) {
-  return t.sizes[1] > 1 && std::abs(t.strides[1]) * t.sizes[1] <= std::abs(t.strides[2]);
-}
-
-/// Padded sizes and the layout of the workspace.
-struct Geometry {
-  std::int64_t ld_q, ld_v;  ///< padded head dims
-  std::int64_t rows;        ///< query rows of a key head
-  std::int64_t pairs;       ///< (sequence, key head)
-  std::int64_t splits;
-  bool packs;  ///< K into panels
-  bool k_in_place, v_in_place;
-  bool lists_k, lists_v;  ///< rows are found by a list
-  std::int64_t block_keys;
-  std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
-  std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
-  std::int64_t together = 1;             ///< key heads of a task, block by block
-  int workers;
-
-  Geometry(const Problem& p, const Micro& micro, int threads)
-      : ld_q(round_up(p.head_dim, micro.lanes)),
-        ld_v(round_up(p.head_dim_v, micro.lanes)),
-        rows(p.group() * p.seq_q),
-        pairs(p.batch * p.heads_k),
-        splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
-        packs(rows > kReadingRows),
-        k_in_place(in_place(p.k, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
-        v_in_place(in_place(p.v, micro) && (!packs || (p.dtype == DType::float32 && !p.paged))),
-        lists_k(k_in_place && !packs && (p.paged || interleaved(p.k))),
-        lists_v(v_in_place && !packs && (p.paged || interleaved(p.v))),
-        strip_heads(p.group()),
-        strip_rows(rows),
-        chunk_heads(p.group()),
-        chunks(1),
-        workers(threads) {
-    block_keys = !k_in_place || !v_in_place ? kCopiedBlockKeys
-                 : rows <= kFewRows         ? kBlockKeys
-                                            : kPackedBlockKeys;
-    const bool in_place = k_in_place && v_in_place && !packs;
-    if (in_place && interleaved(p.k) && interleaved(p.v) && !p.block_list.defined()) {
-      block_keys = kSharedBlockKeys;
-      // As many as leave threads their tasks. No result depends on it.
-      for (std::int64_t heads = p.heads_k; heads > 1 && together == 1; --heads) {
-        const bool enough = pairs / heads * splits >= std::int64_t{2} * threads;
-        if (p.heads_k % heads == 0 && enough) together = heads;
-      }
-    }
-    if (!packs) return;
-    block_keys = kPackedBlockKeys;
-    strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
-    strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
-    // K is packed for every chunk: there are more only where threads would find no task.
-    const std::int64_t strips = ceil_div(p.group(), strip_heads);
-    const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
-    const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
-    chunk_heads = ceil_div(strips, wanted) * strip_heads;
-    chunks = ceil_div(p.group(), chunk_heads);
-  }
-};
-
-std::vector<MemoryPart> workspace_items(const Geometry& g) {
-  using Role = MemoryItem::Role;
-  const auto item = [](const char* name, std::initializer_list<std::int64_t> shape) {
-    return memory_part(name, Role::workspace, DType::float32, shape);
-  };
-  return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
-          item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
-          item("Q rows", {g.workers, g.together * g.rows, g.ld_q}),
-          item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
-          item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
-          item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
-          item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
-}
 
 class Decode {
  public:
-  Decode(const Problem& p, const Micro& micro, const Context& context)
+  Decode(const Problem& p, Isa isa, const Context& context)
       : p_(p),
-        micro_(micro),
-        g_(context.decided<Geometry>()),
+        micro_(micro(isa)),
+        g_(context.decided<DecodeGeometry>()),
+        products_(g_.bf16 ? &bf16_micro(isa) : nullptr),
         steps_(p),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
@@ -129,8 +42,11 @@ class Decode {
     o_ = cut.take<float>(partial_rows * g_.ld_v);
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
-    q_ = cut.take<float>(g_.workers * g_.together * g_.rows * g_.ld_q);
+    const std::int64_t q_elems = g_.workers * g_.together * g_.rows * g_.ld_q;
+    q_bf16_ = g_.bf16 ? cut.take<Bf16>(q_elems) : nullptr;
+    q_ = g_.bf16 ? nullptr : cut.take<float>(q_elems);
     s_ = cut.take<float>(g_.workers * g_.strip_rows * (g_.block_keys + 1));
+    p_bf16_ = cut.take<Bf16>(g_.bf16 ? g_.workers * g_.strip_rows * g_.block_keys : 0);
     panels_ = cut.take<float>(g_.packs ? g_.workers * g_.block_keys * g_.ld_q : 0);
     k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
     v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_v);
@@ -163,14 +79,14 @@ class Decode {
 
   /// Where the rows of some keys begin in K and V, from a head's row 0 on.
   struct Listing {
-    std::array<std::int64_t, kBlockKeys> k, v;
+    std::array<std::int64_t, kMostBlockKeys> k, v;
     int keys = 0;
   };
 
   void list_rows(std::int64_t b, const Sequence& sequence, KeyRange run, Listing& to) const {
     to.keys = static_cast<int>(run.end - run.begin);
-    if (g_.lists_k) list_key_rows(p_, p_.k, b, sequence, run, to.k.data());
-    if (g_.lists_v) list_key_rows(p_, p_.v, b, sequence, run, to.v.data());
+    list_key_rows(p_, b, sequence, run,
+                  {g_.lists_k ? to.k.data() : nullptr, g_.lists_v ? to.v.data() : nullptr});
   }
 
   /// Query heads of a chunk, counted in their group.
@@ -206,10 +122,9 @@ class Decode {
     const std::int64_t end = std::min(
         {first + kSplitKeys, sequence.k_length, p_.visible_keys(sequence, q_rows - 1).end});
     if (begin >= end) return;
-    float* q = q_ + slot * g_.together * g_.rows * g_.ld_q;
+    const std::int64_t q_row = slot * g_.together * g_.rows;
     for (std::int64_t head = 0; head < g_.together * count; ++head) {
-      load_rows(p_.q, b, h + head, sequence.q_begin, q_rows, static_cast<int>(p_.head_dim),
-                q + head * q_rows * g_.ld_q, g_.ld_q, p_.scale);
+      load_queries({sequence, b, h + head, 0, q_rows}, q_row + head * q_rows);
     }
     const QueryRows listing{b, h, 0, q_rows, count};  // lists: heads come alone
     const auto run_from = [&](std::int64_t j) {
@@ -234,12 +149,23 @@ class Decode {
                               run.begin, q_rows, keys,          g_.block_keys};
         const Block block = load_block(place, slot, n, *now, *next);
         const State state = state_of(pair + n, split, heads.begin * q_rows);
-        for_strips(place, count, [&](const Strip& strip) {
-          step(strip, block, slot, q + n * rows * g_.ld_q, state);
-        });
+        for_strips(place, count,
+                   [&](const Strip& strip) { step(strip, block, slot, q_row + n * rows, state); });
       }
       run = after;
       std::swap(now, next);
+    }
+  }
+
+  /// From row `row` of the workspace on: times scale, but for products of bfloat16 as they are.
+  void load_queries(const RowBlock& from, std::int64_t row) const {
+    const auto dim = static_cast<int>(p_.head_dim);
+    const std::int64_t first = from.sequence.q_begin;
+    if (g_.bf16) {
+      bf16_rows(p_.q, from.b, from.h, {first, from.rows, from.rows}, q_bf16_ + row * g_.ld_q,
+                g_.ld_q);
+    } else {
+      load_rows(p_.q, from.b, from.h, first, from.rows, dim, q_ + row * g_.ld_q, g_.ld_q, p_.scale);
     }
   }
 
@@ -281,6 +207,7 @@ class Decode {
   Visibility visibility(const Strip& strip) const {
     TilePlace place = strip.place;
     const Visibility first = tile_visibility(p_, place);
+    if (!p_.block_list.defined()) return first;
     for (std::int64_t head = 1; head < strip.heads; ++head) {
       ++place.h;
       if (tile_visibility(p_, place) != first) return Visibility::some;
@@ -289,7 +216,7 @@ class Decode {
   }
 
   /// One block of keys for a strip of rows.
-  void step(const Strip& strip, const Block& block, int slot, const float* q,
+  void step(const Strip& strip, const Block& block, int slot, std::int64_t q_row,
             const State& state) const {
     const TilePlace& place = strip.place;
     const Visibility seen = visibility(strip);
@@ -298,8 +225,8 @@ class Decode {
     float* s = s_ + slot * g_.strip_rows * (g_.block_keys + 1);
     float* alpha = s + g_.strip_rows * g_.block_keys;
     float* o = state.o + strip.first * g_.ld_v;
-    scores(rows, block, q + strip.first * g_.ld_q, s);  // (F1) S
-    const int padded = static_cast<int>(round_up(place.cols, micro_.lanes));
+    scores(rows, block, q_row + strip.first, s);  // (F1) S
+    const int padded = static_cast<int>(round_up(place.cols, g_.lanes));
     for_heads(strip, s, [&](const TilePlace& head, float* logits) {
       if (steps_.elementwise()) steps_.apply(head, logits);
       if (seen == Visibility::some) steps_.hide(head, logits);
@@ -307,9 +234,20 @@ class Decode {
     for (std::int64_t r = 0; r < rows; ++r) {
       std::fill(s + r * g_.block_keys + place.cols, s + r * g_.block_keys + padded, kNothing);
     }
-    micro_.softmax_step(rows, padded, s, g_.block_keys, state.m + strip.first,
-                        state.l + strip.first, alpha);  // (F7)-(F9)
+    float* m = state.m + strip.first;
+    float* l = state.l + strip.first;
     const auto ld_v = static_cast<int>(g_.ld_v);
+    if (g_.bf16) {
+      Bf16* weights = p_bf16_ + slot * g_.strip_rows * g_.block_keys;
+      products_->softmax_step(rows, padded, s, g_.block_keys, std::numbers::log2e_v<float>, false,
+                              m, l, alpha, weights, g_.block_keys);  // (F7)-(F9)
+      micro_.scale_rows(rows, ld_v, o, g_.ld_v, alpha);
+      products_->add_listed_rows(rows, static_cast<int>(p_.head_dim_v), place.cols, weights,
+                                 g_.block_keys, static_cast<const Bf16*>(block.v.data), block.v.at,
+                                 o, g_.ld_v, block.v.ahead);  // (F10) O
+      return;
+    }
+    micro_.softmax_step(rows, padded, s, g_.block_keys, m, l, alpha);  // (F7)-(F9)
     micro_.scale_rows(rows, ld_v, o, g_.ld_v, alpha);
     if (steps_.has_dropout()) {
       for_heads(strip, s, [&](const TilePlace& head, float* p) { steps_.drop(head, p); });
@@ -325,9 +263,15 @@ class Decode {
   }
 
   /// Rows of Q by the keys of a block.
-  void scores(int rows, const Block& block, const float* q, float* s) const {
+  void scores(int rows, const Block& block, std::int64_t q_row, float* s) const {
+    const Rows& k = block.k;
+    if (g_.bf16) {
+      return products_->row_products(
+          rows, block.place.cols, static_cast<int>(p_.head_dim), q_bf16_ + q_row * g_.ld_q, g_.ld_q,
+          static_cast<const Bf16*>(k.data), k.at, p_.scale, s, g_.block_keys, k.ahead);
+    }
+    const float* q = q_ + q_row * g_.ld_q;
     if (!g_.packs) {
-      const Rows& k = block.k;
       const auto dim = static_cast<int>(g_.ld_q);
       if (k.at == nullptr) {
         micro_.row_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, k.ld, s,
@@ -449,10 +393,12 @@ class Decode {
 
   const Problem& p_;
   const Micro& micro_;
-  Geometry g_;
+  DecodeGeometry g_;
+  const Bf16Micro* products_;  ///< of bfloat16 factors, or null
   ScoreSteps steps_;
   Executor& executor_;
   float *o_, *m_, *l_, *q_, *s_, *panels_, *k_, *v_;
+  Bf16 *q_bf16_, *p_bf16_;
 };
 
 }  // namespace
@@ -462,34 +408,45 @@ bool few_query_rows(const Problem& p) {
   return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
 }
 
-bool faster_as_float32(const Problem& p) {
+bool beats_tiles(const Problem& p) {
   // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
   constexpr int kFewQueries = 6;
   const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
   return few && few_query_rows(p);
 }
 
+bool reads_bf16(const Problem& p) {
+  if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
+  // One row waits for memory, and a head's keys in one run come faster without being asked for.
+  constexpr int kLongRow = 128;
+  const bool alone = p.group() * p.seq_q == 1;
+  const bool run = !p.paged && !interleaved(p, p.k);
+  if (alone && (run || p.head_dim >= kLongRow)) return false;
+  return p.k.strides[3] == 1 && p.v.strides[3] == 1;
+}
+
 CpuForm flash_form(const Problem& p, Isa isa) {
-  const bool reads = p.group() * p.seq_q <= kReadingRows && few_query_rows(p);
-  return reads && isa <= Isa::avx512 && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
+  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
+                                        : isa == Isa::avx512bf16 && reads_bf16(p);
+  return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
-  Decode(problem, micro(*static_cast<const Isa*>(row.config)), context).run();
+  Decode(problem, *static_cast<const Isa*>(row.config), context).run();
 }
 
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
                                const Hardware& machine) {
   const Isa isa = *static_cast<const Isa*>(row.config);
   const auto of_threads = [&](int threads) {
-    const Geometry g(problem, micro(isa), threads);
+    const DecodeGeometry g(problem, isa, threads);
     return Form{static_cast<int>(g.strip_rows), static_cast<int>(g.block_keys),
                 static_cast<int>(g.splits), threads};
   };
   std::vector<Form> others;
   for (const int threads : thread_counts(machine)) others.push_back(of_threads(threads));
   const Form taken = form_of(problem, of_threads(threads_with_work(problem, machine)), others);
-  const Geometry g(problem, micro(isa), taken.threads);
+  const DecodeGeometry g(problem, isa, taken.threads);
   Cost cost;
   set_form(cost, taken);
   cost.memory = workspace_items(g);

@@ -1,6 +1,7 @@
 /// The flash rows of the CPU: the same two kernels, once per instruction set.
 #include <array>
 
+#include "cpu/flash/decode_geometry.h"
 #include "cpu/flash/flash.h"
 #include "cpu/flash/mapped_mask.h"
 #include "cpu/flash/tiles.h"
@@ -36,8 +37,14 @@ void run(const KernelRow& row, const Problem& problem, const Context& context) {
 /// one head they fill tiles, at twice the speed. The keys are not split, so there must be tasks for
 /// half of the threads, whose number must not matter with `deterministic`.
 bool fills_as_rows(const Problem& p, const Problem& rows, const Hardware& machine) {
-  return !p.deterministic && rows.seq_q > p.seq_q && !faster_as_float32(rows) &&
+  return !p.deterministic && rows.seq_q > p.seq_q && !beats_tiles(rows) &&
          2 * smallest_tasks_bf16(rows) >= threads_with_work(p, machine);
+}
+
+/// Few query rows of bfloat16 that the row reads the keys for where they lie.
+bool reads_in_row(const KernelRow& row, const Problem& p) {
+  const Isa isa = *static_cast<const Isa*>(row.config);
+  return p.pass == Pass::forward && isa == Isa::avx512bf16 && reads_bf16(p);
 }
 
 template <Prepare kPrepare>
@@ -45,9 +52,14 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
   if (!reason.empty()) return reason;
   if (problem.dtype != DType::bfloat16) return "bfloat16 only";
-  if (problem.pass == Pass::forward && faster_as_float32(problem)) {
+  if (problem.pass == Pass::forward && beats_tiles(problem)) {
     const Problem rows = grouped(problem);
-    if (fills_as_rows(problem, rows, machine)) return kPrepare(row, rows, machine);
+    const bool reads = reads_in_row(row, problem);
+    const bool few = reads && problem.group() * problem.seq_q <= kReadingRows;
+    if (!few && fills_as_rows(problem, rows, machine)) return kPrepare(row, rows, machine);
+    if (reads) {
+      return flash_decode_prepared(row, with_map_sizes(problem), machine);
+    }
     return "few query rows are not supported by this kernel (the float32 kernels read the keys in "
            "place)";
   }
@@ -57,10 +69,11 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 
-/// Few query rows came through prepare_bf16 as rows of one head.
+/// As prepare_bf16 decided: a strip that reads has fewer rows than a tile.
 void run_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
-  if (faster_as_float32(problem)) return flash_forward_bf16(row, grouped(problem), context);
-  run<flash_forward_bf16>(row, problem, context);
+  if (!beats_tiles(problem)) return run<flash_forward_bf16>(row, problem, context);
+  if (context.plan.block_m <= kReadingRows) return run<flash_decode>(row, problem, context);
+  flash_forward_bf16(row, grouped(problem), context);
 }
 
 constexpr KernelRow bf16_forward_row(const char* name, const char* summary, const Isa& isa) {

@@ -1,5 +1,5 @@
 /// The bfloat16 products with vdpbf16ps: 8 x 32 register tile, 16 of 32 registers accumulate.
-#include "cpu/micro/bf16_impl.h"
+#include "cpu/micro/bf16_reading_impl.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -63,7 +63,12 @@ struct Vectors {
 }  // namespace
 
 const Bf16Micro& bf16_micro_avx512bf16() {
-  static constexpr Bf16Micro kMicro = make_bf16_micro<Vectors>();
+  static constexpr Bf16Micro kMicro = [] {
+    Bf16Micro all = make_bf16_micro<Vectors>();
+    all.row_products = row_products;
+    all.add_listed_rows = add_listed_rows;
+    return all;
+  }();
   return kMicro;
 }
 

@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Forms,
                          testing::Values("b2 h4/2 s150 d40 f32 causal", "h3 q97 k1100 d32 f32",
                                          "b2 h2 s260 d64 bf16 causal", "h2 q130 k2100 d32 bf16",
                                          "h2 q70 k600 d32 bf16 bias=1,1,q,k window=100,20",
-                                         "h8/2 q1 k700 d64 f32"));
+                                         "h8/2 q1 k700 d64 f32", "h8/2 q3 k2100 d40 bf16 causal"));
 
 /// The plan of a backward of this case for one thread of a CPU with AVX512_BF16.
 Plan backward_plan(const char* line) {

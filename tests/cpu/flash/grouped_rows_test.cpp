@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/micro/bf16_micro.h"
 #include "cpu/micro/isa.h"
 #include "harness/device_memory.h"
 #include "harness/materialize.h"
@@ -25,25 +26,48 @@ class GroupedRows : public testing::Test {
     return choose(make_problem(made.forward(), made.spec(), Purpose::run), machine, {},
                   kernel_table());
   }
-  static bool takes_bf16(const char* text, int threads) {
+  static bool fills_tiles(const char* text, int threads) {
     const std::unique_ptr<DeviceMemory> memory = device_memory({});
-    const std::string kernel =
-        plan_of(MaterializedCase(parse_case(text), 5, *memory), threads).kernel;
-    return kernel == "flash_fwd_avx512bf16" || kernel == "flash_fwd_amx";
+    const Plan plan = plan_of(MaterializedCase(parse_case(text), 5, *memory), threads);
+    const bool bf16 = plan.kernel == "flash_fwd_avx512bf16" || plan.kernel == "flash_fwd_amx";
+    return bf16 && plan.block_m >= 32;
   }
 };
 
 TEST_F(GroupedRows, FillTilesWhereHeadsAreAlike) {
-  EXPECT_TRUE(takes_bf16("b1 h128/1 q1 k900 d64 bf16 pass=fwd", 4));
-  EXPECT_TRUE(takes_bf16("b2 h32/1 q1 k900 d64 bf16 lengths=900,7 causal pass=fwd", 4));
+  EXPECT_TRUE(fills_tiles("b1 h128/1 q1 k900 d64 bf16 pass=fwd", 4));
+  EXPECT_TRUE(fills_tiles("b2 h32/1 q1 k900 d64 bf16 lengths=900,7 causal pass=fwd", 4));
   // Few rows of a key head read the keys where they lie.
-  EXPECT_FALSE(takes_bf16("b1 h96/4 q1 k900 d64 bf16 pass=fwd", 4));
+  EXPECT_FALSE(fills_tiles("b1 h96/4 q1 k900 d64 bf16 pass=fwd", 4));
   // Heads and rows are not alike, or the number of threads must not matter.
-  EXPECT_FALSE(takes_bf16("b1 h128/1 q1 k900 d64 bf16 sink pass=fwd", 4));
-  EXPECT_FALSE(takes_bf16("b1 h128/1 q1 k900 d64 bf16 window=100,0 pass=fwd", 4));
-  EXPECT_FALSE(takes_bf16("b1 h128/1 q1 k900 d64 bf16 deterministic pass=fwd", 4));
+  EXPECT_FALSE(fills_tiles("b1 h128/1 q1 k900 d64 bf16 sink pass=fwd", 4));
+  EXPECT_FALSE(fills_tiles("b1 h128/1 q1 k900 d64 bf16 window=100,0 pass=fwd", 4));
+  EXPECT_FALSE(fills_tiles("b1 h128/1 q1 k900 d64 bf16 deterministic pass=fwd", 4));
   // Too few tasks.
-  EXPECT_FALSE(takes_bf16("b1 h32/1 q1 k9000 d64 bf16 pass=fwd", 16));
+  EXPECT_FALSE(fills_tiles("b1 h32/1 q1 k9000 d64 bf16 pass=fwd", 16));
+}
+
+/// Rows that fill no tile read bfloat16 keys where they lie; one row alone in float32.
+TEST_F(GroupedRows, OthersReadKeys) {
+  if (cpu::bf16_product_rate_avx512bf16() < 1.5) GTEST_SKIP() << "slow products of bfloat16";
+  const auto kernel = [](const char* text) {
+    const std::unique_ptr<DeviceMemory> memory = device_memory({});
+    Hardware machine = hardware();
+    machine.isa = "avx512bf16";
+    machine.threads = 4;
+    const MaterializedCase made(parse_case(text), 5, *memory);
+    return choose(make_problem(made.forward(), made.spec(), Purpose::run), machine, {},
+                  kernel_table())
+        .kernel;
+  };
+  for (const char* text :
+       {"b1 h96/4 q1 k900 d64 bf16 pass=fwd", "b1 h128/1 q1 k900 d64 bf16 sink pass=fwd",
+        "b1 h128/1 q2 k900 d64 bf16 pass=fwd", "b2 h8/2 q5 k900 d40 bf16 causal pass=fwd",
+        "b1 h4 q1 k96 d64 bf16 paged=16 lengths=96 pass=fwd"}) {
+    EXPECT_EQ(kernel(text), "flash_fwd_avx512bf16") << text;
+  }
+  EXPECT_EQ(kernel("b1 h8 q1 k900 d64 bf16 pass=fwd"), "flash_fwd_avx512");
+  EXPECT_EQ(kernel("b1 h8/2 q1 k900 d64 bf16 dropout=0.5 pass=fwd"), "flash_fwd_avx512");
 }
 
 TEST_F(GroupedRows, SmallerTasksHaveTheSameBits) {

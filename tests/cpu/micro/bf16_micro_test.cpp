@@ -106,6 +106,50 @@ TEST_P(Bf16Kernels, GemmKeepsInfinityAndNan) {
   EXPECT_EQ(c[48], 0.0F);
 }
 
+/// Rows of B in any order, and what lies past their ends is not read.
+TEST_P(Bf16Kernels, ProductsWithListedRows) {
+  if (m().row_products == nullptr) GTEST_SKIP() << "tiles only";
+  for (const int rows : {1, 2, 3, 4, 7, 9}) {
+    for (const int dim : {8, 32, 33, 40, 72, 96, 130}) {
+      for (const int keys : {1, 4, 7, 18}) {
+        const int padded_dim = (dim + 31) / 32 * 32, padded_keys = (keys + 31) / 32 * 32;
+        Bits q(at(rows * padded_dim), 0);
+        Bits p(at(rows * padded_keys), 0);
+        const Bits some = random_bits(rows * (dim + keys), 5);
+        for (int r = 0; r < rows; ++r) {
+          std::copy_n(&some[at(r * dim)], dim, &q[at(r * padded_dim)]);
+          std::copy_n(&some[at(rows * dim + r * keys)], keys, &p[at(r * padded_keys)]);
+        }
+        const Bits b = random_bits(keys * dim, 6);  // without room behind the last row
+        std::vector<std::int64_t> list(at(keys));
+        for (int j = 0; j < keys; ++j) list[at(j)] = (3 * j + 2) % keys * dim;
+        const auto value = [&](int j, int i) { return bfloat16_to_float(b[at(list[at(j)] + i)]); };
+        Floats s(at(rows * padded_keys), NAN);
+        Floats o(at(rows * padded_dim), 1.0F);
+        const Ahead ahead{b.data(), list.data(), dim, 0, keys, dim / 2};
+        m().row_products(rows, keys, dim, q.data(), padded_dim, b.data(), list.data(), 0.5F,
+                         s.data(), padded_keys, ahead);
+        m().add_listed_rows(rows, dim, keys, p.data(), padded_keys, b.data(), list.data(), o.data(),
+                            padded_dim, ahead);
+        for (int r = 0; r < rows; ++r) {
+          for (int j = 0; j < keys; ++j) {
+            double exact = 0.0;
+            for (int i = 0; i < dim; ++i)
+              exact += 0.5 * bfloat16_to_float(q[at(r * padded_dim + i)]) * value(j, i);
+            ASSERT_NEAR(s[at(r * padded_keys + j)], exact, 3e-5) << rows << ' ' << dim << ' ' << j;
+          }
+          for (int i = 0; i < dim; ++i) {
+            double exact = 1.0;
+            for (int j = 0; j < keys; ++j)
+              exact += double{bfloat16_to_float(p[at(r * padded_keys + j)])} * value(j, i);
+            ASSERT_NEAR(o[at(r * padded_dim + i)], exact, 3e-5) << rows << ' ' << dim << ' ' << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Bf16Kernels, Packing) {
   const int rows = 64;
   for (const int cols : {32, 96}) {

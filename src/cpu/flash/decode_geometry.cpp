@@ -1,0 +1,108 @@
+#include "cpu/flash/decode_geometry.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "plan/accounting.h"
+
+namespace tilewise::cpu {
+namespace {
+
+constexpr int kFewRows = 16;                    // query rows that leave room for long blocks
+constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
+constexpr std::int64_t kPackedBlockKeys = 256;
+constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
+// Of bfloat16 products: K and V of a block, beside those of the next, in the second-level cache.
+constexpr std::int64_t kBlockBytes = 128 << 10;
+constexpr std::int64_t kMostListedKeys = 128;
+constexpr int kPairLanes = 32;  // bfloat16 of a vector
+
+/// True when rows can be read as whole vectors where they lie.
+bool whole_rows(const Tensor& t, const Micro& micro) {
+  return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
+}
+
+/// Bytes of a key and a value of `heads` heads in bfloat16.
+std::int64_t key_bytes(const Problem& p, std::int64_t heads) {
+  return 2 * heads * (p.head_dim + p.head_dim_v);
+}
+
+/// Keys of a block of bfloat16 products, of `heads` heads: a power of two. Threads do not matter.
+std::int64_t listed_block_keys(const Problem& p, std::int64_t heads) {
+  std::int64_t keys = kMostListedKeys;
+  while (keys > kSharedBlockKeys && keys * key_bytes(p, heads) > kBlockBytes) keys /= 2;
+  return keys;
+}
+
+}  // namespace
+
+bool interleaved(const Problem& p, const Tensor& t) {
+  const std::int64_t key = p.paged && p.page_size == 1 ? t.strides[0] : t.strides[2];
+  return t.sizes[1] > 1 && std::abs(t.strides[1]) * t.sizes[1] <= std::abs(key);
+}
+
+DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
+    : bf16(isa >= Isa::avx512bf16),
+      rows(p.group() * p.seq_q),
+      pairs(p.batch * p.heads_k),
+      splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
+      packs(!bf16 && rows > kReadingRows),
+      strip_heads(p.group()),
+      strip_rows(rows),
+      chunk_heads(p.group()),
+      chunks(1),
+      workers(threads) {
+  const Micro& m = micro(isa);
+  lanes = bf16 ? kPairLanes : m.lanes;
+  ld_q = round_up(p.head_dim, lanes);
+  ld_v = round_up(p.head_dim_v, lanes);
+  const bool unpacked = !packs || (p.dtype == DType::float32 && !p.paged);
+  k_in_place = bf16 || (whole_rows(p.k, m) && unpacked);
+  v_in_place = bf16 || (whole_rows(p.v, m) && unpacked);
+  const bool shared_k = interleaved(p, p.k), shared_v = interleaved(p, p.v);
+  lists_k = bf16 || (k_in_place && !packs && (p.paged || shared_k));
+  lists_v = bf16 || (v_in_place && !packs && (p.paged || shared_v));
+  const bool in_place = k_in_place && v_in_place, few = rows <= kReadingRows;
+  block_keys = !in_place          ? kCopiedBlockKeys
+               : bf16             ? listed_block_keys(p, 1)
+               : rows <= kFewRows ? kMostBlockKeys
+                                  : kPackedBlockKeys;
+  if (in_place && few && shared_k && shared_v && !p.block_list.defined()) {
+    block_keys = bf16 ? listed_block_keys(p, p.heads_k) : kSharedBlockKeys;
+    // As many as leave threads their tasks. No result depends on it.
+    for (std::int64_t heads = p.heads_k; heads > 1 && together == 1; --heads) {
+      const bool enough = pairs / heads * splits >= std::int64_t{2} * threads;
+      const bool fits = !bf16 || block_keys * key_bytes(p, heads) <= kBlockBytes;
+      if (p.heads_k % heads == 0 && enough && fits) together = heads;
+    }
+  }
+  if (few) return;
+  if (packs) block_keys = kPackedBlockKeys;
+  strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
+  strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
+  // K is packed for every chunk: there are more only where threads would find no task.
+  const std::int64_t strips = ceil_div(p.group(), strip_heads);
+  const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
+  const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
+  chunk_heads = ceil_div(strips, wanted) * strip_heads;
+  chunks = ceil_div(p.group(), chunk_heads);
+}
+
+std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
+  using Role = MemoryItem::Role;
+  const auto item = [](const char* name, std::initializer_list<std::int64_t> shape,
+                       DType dtype = DType::float32) {
+    return memory_part(name, Role::workspace, dtype, shape);
+  };
+  return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
+          item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
+          item("Q rows", {g.workers, g.together * g.rows, g.ld_q},
+               g.bf16 ? DType::bfloat16 : DType::float32),
+          item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
+          item("P strip", {g.bf16 ? g.workers : 0, g.strip_rows, g.block_keys}, DType::bfloat16),
+          item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
+          item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
+          item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
+}
+
+}  // namespace tilewise::cpu

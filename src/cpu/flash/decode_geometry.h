@@ -1,0 +1,42 @@
+/// The decisions of flash_decode: what is read where it lies, the blocks, the splits, and the
+/// workspace.
+#pragma once
+
+#include <vector>
+
+#include "cpu/flash/flash.h"
+#include "cpu/flash/tiles.h"
+
+namespace tilewise::cpu {
+
+inline constexpr int kReadingRows = 24;  // query rows of a key head: more are worth packed keys
+inline constexpr int kStripRows = 24;    // whose strip of scores stays in the first-level cache
+inline constexpr int kMostBlockKeys = 1024;
+inline constexpr int kSplitKeys = 2048;  // fixed: results depend neither on threads nor the batch
+
+/// True when the heads of a key of `t`, K or V, lie beside each other: on its address page.
+bool interleaved(const Problem& p, const Tensor& t);
+
+/// Padded sizes and the layout of the workspace.
+struct DecodeGeometry {
+  bool bf16;                ///< products of bfloat16 factors, of rows where they lie
+  std::int64_t ld_q, ld_v;  ///< padded head dims
+  std::int64_t rows;        ///< query rows of a key head
+  std::int64_t pairs;       ///< (sequence, key head)
+  std::int64_t splits;
+  bool packs;  ///< K into panels
+  bool k_in_place, v_in_place;
+  bool lists_k, lists_v;  ///< rows are found by a list
+  int lanes;              ///< that the columns of a strip of scores are a multiple of
+  std::int64_t block_keys;
+  std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
+  std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
+  std::int64_t together = 1;             ///< key heads of a task, block by block
+  int workers;
+
+  DecodeGeometry(const Problem& p, Isa isa, int threads);
+};
+
+std::vector<MemoryPart> workspace_items(const DecodeGeometry& g);
+
+}  // namespace tilewise::cpu

@@ -1,0 +1,236 @@
+/// Products of a few rows with B that is read once, where it lies, by vdpbf16ps: Bf16Micro's
+/// row_products and add_listed_rows. In an unnamed namespace, as in micro_impl.h.
+#pragma once
+
+#include "cpu/micro/bf16_impl.h"
+#include "cpu/micro/micro.h"
+
+namespace tilewise::cpu {
+namespace {
+
+constexpr std::ptrdiff_t kPairLanes = 32;  // bfloat16 in a vector
+
+/// Rows of B anywhere, and what is asked for while they are read.
+struct ListedBf16 {
+  const Bf16* first;
+  const std::int64_t* at;
+  Ahead ahead;
+
+  const Bf16* row(std::ptrdiff_t j) const { return first + at[j]; }
+  /// For `elems` elements of what is read after this product.
+  void ask(std::int64_t elems) {
+    constexpr std::int64_t kLine = 64 / sizeof(Bf16);
+    const Bf16* data = static_cast<const Bf16*>(ahead.data);
+    while (elems > 0 && ahead.row < ahead.end) {
+      const Bf16* next = data + ahead.at[ahead.row] + ahead.begun;
+      const std::int64_t rest = ahead.span - ahead.begun;
+      const std::int64_t count = elems < rest ? elems : rest;
+      // Into the second-level cache: the first-level one has too few misses under way.
+      for (std::int64_t i = 0; i < count; i += kLine) __builtin_prefetch(next + i, 0, 2);
+      elems -= count;
+      ahead.begun += count;
+      if (ahead.begun < ahead.span) continue;
+      ahead.begun = 0;
+      ++ahead.row;
+    }
+  }
+};
+
+/// The first `count` < 32 elements of a row, then zeros.
+inline __m512i load_first(const Bf16* p, int count) {
+  return _mm512_maskz_loadu_epi16((1U << static_cast<unsigned>(count)) - 1U, p);
+}
+
+inline __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+/// The sums of 16 vectors, in order.
+inline __m512 sums_of(const __m512 (&x)[16]) {
+  __m512 y[8];
+#pragma GCC unroll 8
+  for (std::ptrdiff_t i = 0; i < 8; ++i) {
+    y[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]),
+                         _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  }
+  __m512 z[4];  // per 128 bits a part of the sums of four
+#pragma GCC unroll 4
+  for (std::ptrdiff_t i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(y[2 * i]);
+    const __m512d b = _mm512_castps_pd(y[2 * i + 1]);
+    z[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto halves = [](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return halves(halves(z[0], z[1]), halves(z[2], z[3]));
+}
+
+/// R rows of A by all rows of B, four of these at a time.
+template <int R>
+inline void row_products_of(int cols, int k, const Bf16* a, std::ptrdiff_t lda, ListedBf16& b,
+                            float factor, float* c, std::ptrdiff_t ldc) {
+  constexpr std::ptrdiff_t kTogether = 4;
+  const std::ptrdiff_t whole = k / kPairLanes * kPairLanes;
+  for (std::ptrdiff_t j = 0; j < cols; j += kTogether) {
+    const Bf16* row[kTogether];
+#pragma GCC unroll 4
+    for (std::ptrdiff_t n = 0; n < kTogether; ++n) row[n] = b.row(j + n < cols ? j + n : cols - 1);
+    __m512 acc[4 * kTogether];
+#pragma GCC unroll 16
+    for (std::ptrdiff_t n = 0; n < 4 * kTogether; ++n) acc[n] = _mm512_setzero_ps();
+    const auto add = [&](std::ptrdiff_t i, const __m512i(&rb)[kTogether])
+        __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (std::ptrdiff_t r = 0; r < R; ++r) {
+        const __m512i ra = load_bits(a + r * lda + i);
+#pragma GCC unroll 4
+        for (std::ptrdiff_t n = 0; n < kTogether; ++n) {
+          acc[kTogether * r + n] = dot_pairs(acc[kTogether * r + n], ra, rb[n]);
+        }
+      }
+    };
+    __m512i rb[kTogether];
+    for (std::ptrdiff_t i = 0; i < whole; i += kPairLanes) {
+      b.ask(kTogether * kPairLanes);
+#pragma GCC unroll 4
+      for (std::ptrdiff_t n = 0; n < kTogether; ++n) rb[n] = load_bits(row[n] + i);
+      add(i, rb);
+    }
+    if (whole < k) {
+      b.ask(kTogether * (k - whole));
+#pragma GCC unroll 4
+      for (std::ptrdiff_t n = 0; n < kTogether; ++n)
+        rb[n] = load_first(row[n] + whole, k - static_cast<int>(whole));
+      add(whole, rb);
+    }
+    const __m512 sums = _mm512_mul_ps(sums_of(acc), _mm512_set1_ps(factor));
+    _mm_storeu_ps(c + j, _mm512_castps512_ps128(sums));
+    if constexpr (R > 1) _mm_storeu_ps(c + ldc + j, _mm512_extractf32x4_ps(sums, 1));
+    if constexpr (R > 2) _mm_storeu_ps(c + 2 * ldc + j, _mm512_extractf32x4_ps(sums, 2));
+    if constexpr (R > 3) _mm_storeu_ps(c + 3 * ldc + j, _mm512_extractf32x4_ps(sums, 3));
+  }
+}
+
+/// R rows x 32 C columns of C += A B, all of k; with `Part`, rows of B have the first `part` of 32
+/// columns.
+template <int R, int C, bool Part>
+inline void add_listed_tile(int k, int part, const Bf16* a, std::ptrdiff_t lda, ListedBf16& b,
+                            float* c, std::ptrdiff_t ldc) {
+  __m512 acc[R][C][2];
+#pragma GCC unroll 4
+  for (std::ptrdiff_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (std::ptrdiff_t v = 0; v < C; ++v) acc[r][v][0] = acc[r][v][1] = _mm512_setzero_ps();
+  }
+  const auto load = [&](const Bf16* row, std::ptrdiff_t v) __attribute__((always_inline)) {
+    if constexpr (Part) return load_first(row, part);
+    return load_bits(row + v * kPairLanes);
+  };
+  for (std::ptrdiff_t i = 0; i < k; i += 2) {
+    const bool both = i + 1 < k;
+    const Bf16* row0 = b.row(i);
+    const Bf16* row1 = b.row(both ? i + 1 : i);
+    b.ask(2 * kPairLanes * C);
+    __m512i low[C];
+    __m512i high[C];
+#pragma GCC unroll 2
+    for (std::ptrdiff_t v = 0; v < C; ++v) {
+      const __m512i x = load(row0, v);
+      const __m512i y = both ? load(row1, v) : _mm512_setzero_si512();
+      low[v] = _mm512_unpacklo_epi16(x, y);  // per 128 bits the lower four columns
+      high[v] = _mm512_unpackhi_epi16(x, y);
+    }
+#pragma GCC unroll 4
+    for (std::ptrdiff_t r = 0; r < R; ++r) {
+      int pair;
+      __builtin_memcpy(&pair, a + r * lda + i, sizeof(pair));
+      const __m512i ra = _mm512_set1_epi32(pair);
+#pragma GCC unroll 2
+      for (std::ptrdiff_t v = 0; v < C; ++v) {
+        acc[r][v][0] = dot_pairs(acc[r][v][0], ra, low[v]);
+        acc[r][v][1] = dot_pairs(acc[r][v][1], ra, high[v]);
+      }
+    }
+  }
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second =
+      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+#pragma GCC unroll 4
+  for (std::ptrdiff_t r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (std::ptrdiff_t v = 0; v < C; ++v) {
+      float* at = c + r * ldc + v * kPairLanes;
+      const __m512 low = _mm512_permutex2var_ps(acc[r][v][0], first, acc[r][v][1]);
+      const __m512 high = _mm512_permutex2var_ps(acc[r][v][0], second, acc[r][v][1]);
+      _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), low));
+      _mm512_storeu_ps(at + 16, _mm512_add_ps(_mm512_loadu_ps(at + 16), high));
+    }
+  }
+}
+
+template <int R>
+struct Rows {};
+
+/// tile(Rows<R>, first row, rows of B) for all rows: four at a time, then the rest. The first asks
+/// for what comes next.
+template <class Tile>
+inline void for_few_rows(int rows, ListedBf16& b, const Tile& tile) {
+  ListedBf16 asked = b;
+  asked.ahead.end = 0;
+  ListedBf16* from = &b;
+  int r = 0;
+  for (; r + 4 <= rows; r += 4, from = &asked) tile(Rows<4>{}, r, *from);
+  switch (rows - r) {
+    case 3:
+      return tile(Rows<3>{}, r, *from);
+    case 2:
+      return tile(Rows<2>{}, r, *from);
+    case 1:
+      return tile(Rows<1>{}, r, *from);
+    default:
+      return;
+  }
+}
+
+void row_products(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
+                  const std::int64_t* at, float factor, float* c, std::ptrdiff_t ldc,
+                  const Ahead& ahead) {
+  // Some keys by all rows, then the next: they stay in the first-level cache, of which rows of many
+  // heads apart use few sets.
+  constexpr int kKeys = 16;
+  ListedBf16 listed{b, at, ahead};
+  for (std::ptrdiff_t j = 0; j < cols; j += kKeys, listed.at += kKeys) {
+    const int keys = cols - j < kKeys ? cols - static_cast<int>(j) : kKeys;
+    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+      row_products_of<R>(keys, k, a + r * lda, lda, from, factor, c + r * ldc + j, ldc);
+    });
+  }
+}
+
+void add_listed_rows(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
+  ListedBf16 listed{b, at, ahead};
+  std::ptrdiff_t j = 0;
+  for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, listed.first += 2 * kPairLanes) {
+    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+      add_listed_tile<R, 2, false>(k, 0, a + r * lda, lda, from, c + r * ldc + j, ldc);
+    });
+  }
+  for (; j < cols; j += kPairLanes, listed.first += kPairLanes) {
+    const int rest = cols - static_cast<int>(j);
+    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+      float* out = c + r * ldc + j;
+      const Bf16* weights = a + r * lda;
+      if (rest >= kPairLanes) {
+        add_listed_tile<R, 1, false>(k, 0, weights, lda, from, out, ldc);
+      } else {
+        add_listed_tile<R, 1, true>(k, rest, weights, lda, from, out, ldc);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cpu
