@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import _append as _append  # registers its operator
 from . import _native, _torch_flops, _torch_vmap, _trace
@@ -103,12 +105,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *fields: Any) -> tuple[Tensor, Ten
     return _native.new_forward(q, k, v, _whole(fields), True)
 
 
-def _make_context_current() -> None:
-    """Ours may be the first work of autograd's thread: any call of the runtime makes the context
-    current there, which our driver calls do not, and which cuBLAS warns of when it is next."""
-    torch.cuda.is_current_stream_capturing()
-
-
 def _run_backward(
     tensors: tuple[Any, ...], needed: tuple[bool, bool, tuple[bool, ...]], spec: Spec
 ) -> tuple[Any, ...]:
@@ -118,7 +114,7 @@ def _run_backward(
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
-        _make_context_current()
+        torch.cuda.is_current_stream_capturing()  # as make_context_current() of torch_side.h
     _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
     return gradients
 
@@ -318,53 +314,57 @@ class _TransformedBackward(torch.autograd.Function):
     jvp = staticmethod(_refuse_jvp)
 
 
-_GIVEN = object()
 _NOTHING_ELSE = _Needed(False, False, False, ())
 
 
-def _plain_gradients(
-    saved: tuple[Tensor, ...], spec: Spec, d_o: Tensor | None, d_lse: Tensor | None
-) -> tuple[Any, ...] | None:
-    """dq, dk and dv, if nobody looks on."""
-    if torch.compiler.is_compiling() or in_forward_mode():
-        return None
-    if saved[0].is_cuda:
-        _make_context_current()
-    return _native.plain_backward((*saved, d_o, d_lse), spec)
+class _Plain(torch.autograd.Function):
+    """The short way: what the operator's autograd does, for plain tensors and O alone of a spec
+    without tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+        o, lse = _native.new_plain_forward(q, k, v, spec, True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.spec = spec
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        if not is_dynamo_compiling() and forward_ad._current_level < 0:
+            made = _native.plain_backward(saved, d_o, ctx.spec)
+            if made is not None:
+                return made
+        return *_gradients(saved, ctx.spec, _NOTHING_ELSE, d_o, None)[:3], None
+
+
+_GIVEN = object()
 
 
 class _Attention(torch.autograd.Function):
-    """The short way: what the operator's autograd does, for plain tensors."""
+    """The same with LSE or with tensors in the spec."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool, *others: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """others: bias, sinks and slopes, or None, and the captured tensors; nothing where the spec
-        has no tensor at all."""
-        output = _native.new_forward(q, k, v, spec, True)
+        """others: bias, sinks and slopes, or None, and the captured tensors."""
+        output = _native.new_plain_forward(q, k, v, spec, True)
         ctx.set_materialize_grads(False)
-        if others:
-            # Tensors are kept where autograd watches over them, and leave a mark in the spec.
-            tensors = spec[: len(TENSOR_FIELDS)]
-            given = (t for t in tensors if t is not None)
-            ctx.save_for_backward(q, k, v, *output, *others[3:], *given)
-            marks = (None if t is None else _GIVEN for t in tensors)
-            spec = (*marks, *spec[len(TENSOR_FIELDS) : CAPTURES], ())
-        else:
-            ctx.save_for_backward(q, k, v, *output)
-        ctx.spec = spec
+        # Tensors are kept where autograd watches over them, and leave a mark in the spec.
+        tensors = spec[: len(TENSOR_FIELDS)]
+        given = (t for t in tensors if t is not None)
+        ctx.save_for_backward(q, k, v, *output, *others[3:], *given)
+        marks = (None if t is None else _GIVEN for t in tensors)
+        ctx.spec = (*marks, *spec[len(TENSOR_FIELDS) : CAPTURES], ())
         return output if return_lse else output[0]
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> tuple[Any, ...]:
-        saved, spec = ctx.saved_tensors, ctx.spec
-        if len(ctx.needs_input_grad) == 5:
-            made = _plain_gradients(saved, spec, d_o, d_lse)
-            return *(made or _gradients(saved, spec, _NOTHING_ELSE, d_o, d_lse)[:3]), None, None
+        saved = ctx.saved_tensors
         bias, sinks, slopes, *asked = ctx.needs_input_grad[5:]
         given = iter(saved[5 + len(asked) :])
-        fields = (next(given) if field is _GIVEN else field for field in spec[:CAPTURES])
+        fields = (next(given) if field is _GIVEN else field for field in ctx.spec[:CAPTURES])
         spec = (*fields, saved[5 : 5 + len(asked)])
         needed = _Needed(bias, sinks, slopes, asked)
         dq, dk, dv, *own, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
@@ -372,6 +372,9 @@ class _Attention(torch.autograd.Function):
 
 
 # What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
+# The node's own way to it asks first whether the class has vjp or boxed gradients.
+_Plain._backward_cls.apply = _Plain.backward  # type: ignore[attr-defined]
+_record_plain = super(torch.autograd.Function, _Plain).apply
 _record = super(torch.autograd.Function, _Attention).apply
 _any_autocast = torch._C._is_any_autocast_enabled
 
@@ -402,24 +405,25 @@ def attention(
     """O and, if requested, LSE, recorded by autograd."""
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    if in_forward_mode() and not in_transform():
+    if forward_ad._current_level >= 0 and not in_transform():
         refuse_tangents((q, k, v, *spec))
-    compiling = torch.compiler.is_compiling()
     # An LSE that nobody reads is not made: it costs the call a microsecond.
-    made = None if compiling else _native.plain_forward(q, k, v, spec, return_lse)
+    made = None if is_dynamo_compiling() else _native.plain_forward(q, k, v, spec, return_lse)
     if made is None:
         _check_kinds(spec, k=k, v=v)
-        return _watched(q, k, v, spec, compiling)
+        return _watched(q, k, v, spec)
+    if made is False and not return_lse:
+        return _record_plain(q, k, v, spec), None
     if isinstance(made, tuple):
         return made
-    others = (spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES], *spec[CAPTURES]) if made else ()
+    others = (spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES], *spec[CAPTURES])
     recorded = _record(q, k, v, spec, return_lse, *others)
     return recorded if return_lse else (recorded, None)
 
 
-def _watched(q: Tensor, k: Tensor, v: Tensor, spec: Spec, compiling: bool) -> tuple[Tensor, Tensor]:
+def _watched(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
     """By an operator, which those see who look on."""
-    transformed = not compiling and in_grad()
+    transformed = not is_compiling() and in_grad()
     if _has_expressions(spec):
         if transformed:
             raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
@@ -462,7 +466,7 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
 
 def on_host(q: Tensor) -> bool:
     """Whether the host may read values of the call's small tensors."""
-    return q.device.type == "cpu" and not torch.compiler.is_compiling()
+    return q.device.type == "cpu" and not is_compiling()
 
 
 # A compiler stops here: the functions are the caller's own and may change between calls.
