@@ -1,5 +1,5 @@
-/// Block lists of the emulated cases: random ones, what they make visible, and tile_lists run on
-/// them.
+/// Block lists of the emulated cases: random ones, what they make visible, and the kernels of
+/// tile_lists run on them.
 #pragma once
 
 #include <functional>
@@ -7,15 +7,14 @@
 #include <random>
 #include <vector>
 
-#include "cuda/kernels/rows/mask_tiles.cuh"
-#include "cuda/kernels/rows/tile_lists.cuh"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/from_list.cuh"
+#include "cuda/kernels/tile_lists/from_mask.cuh"
+#include "cuda/kernels/tile_lists/maker.h"
+#include "cuda/kernels/tile_lists/order.cuh"
+#include "cuda/kernels/tile_lists/transpose.cuh"
 
 namespace tilewise::tile_lists {
 alignas(1024) unsigned char memory[64 * 1024];
-}
-namespace tilewise::mask_tiles {
-alignas(1024) unsigned char memory[1024];
 }
 
 namespace {
@@ -104,105 +103,96 @@ struct BlockLists {
   }
 };
 
-/// Runs mask_map (mask_maps.h).
+/// Rows of tiles as the kernels on mma.sync want them.
+inline cuda::WantedLists wanted_lists(int tile_q, int tile_k, tile::Lists kind, bool by_keys) {
+  return {.tile_q = tile_q, .tile_k = tile_k, .kind = kind, .by_keys = by_keys};
+}
+
+/// Runs from_function for a mask function that is compiled (mask_maps.h).
 using RunMap =
     std::function<void(const tile_lists::Config&, const tile_lists::Args&, std::int64_t blocks)>;
 
-/// The lines of a bool mask's bits, and the bits.
-struct MaskOfLists {
-  cuda::MaskLines lines = cuda::MaskLines::none;
-  tile::MaskBits bits;
-};
-
-/// The rows of tiles of a list, made by the kernels in memory that held other things.
+/// Rows of tiles, made by the kernels in memory that held other things.
 struct MadeLists {
   std::vector<unsigned char> workspace;
-  tile::TileLists lists, transposed;
+  tile::TileLists of_queries, of_keys;
 
-  MadeLists(const Problem& p, int tile_q, int tile_k, tile::Lists kind, int rows_of_tile = 1,
-            const RunMap& map = {}, bool packs_heads = false, const MaskOfLists& mask = {}) {
-    const bool narrowed = mask.bits.words != nullptr && kind != tile::Lists::none;
-    if (!p.block_list.defined() && !map && !narrowed) return;
-    cuda::TileListsMaker maker(p, tile_q, tile_k, kind, rows_of_tile, packs_heads, mask.lines);
+  MadeLists(const Problem& p, const cuda::WantedLists& wanted, const RunMap& map = {},
+            const tile::MaskBits& mask = {}) {
+    if (wanted.kind == tile::Lists::none) return;
+    cuda::TileListsMaker maker(p, wanted);
     std::vector<MemoryPart> parts;
     maker.add_memory(parts);
-    maker.add_order_memory(parts);
-    maker.add_transposed_memory(parts);
     std::int64_t bytes = 0;
     for (const MemoryPart& part : parts) bytes += align_workspace(part.bytes);
     workspace.assign(static_cast<std::size_t>(bytes), 0xff);
     WorkspaceCutter cutter(workspace.data());
     maker.take(cutter);
-    maker.take_order(cutter);
-    maker.take_transposed(cutter);
-    lists = maker.lists();
-    transposed = maker.transposed();
-    const tile_lists::Args args = maker.args();
-    if (map && !p.block_list.defined()) map(maker.config(), args, maker.blocks());
-    emulator::shared_base = tile_lists::memory;
-    for (unsigned i = 0; p.block_list.defined() && i < maker.blocks(); ++i) {
-      emulator::run_block(i, tile_lists::kThreads, [&] { run(maker.config(), args); });
-    }
-    if (narrowed && mask.lines == cuda::MaskLines::queries) narrow(maker, mask.bits);
-    const tile_lists::OrderArgs order = maker.order_args();
-    emulator::run_block(0, tile_lists::kOrderThreads,
-                        [&] { tile_lists::order<tile_lists::Config{}>(order); });
-    transpose(maker.transpose_args(), maker.transpose_blocks());
-    if (narrowed && mask.lines == cuda::MaskLines::keys) {
-      narrow(maker, mask.bits);
-      transpose(maker.way_back_args(), maker.way_back_blocks());
-    }
+    of_queries = maker.of_queries();
+    of_keys = maker.of_keys();
+    for (const cuda::ListsStep& step : maker.steps(mask)) run(step, map);
   }
 
  private:
-  static void transpose(const tile_lists::TransposeArgs& args, std::int64_t blocks) {
-    for (unsigned i = 0; i < blocks; ++i) {
-      emulator::run_block(i, tile_lists::kTransposeThreads,
-                          [&] { tile_lists::transpose<tile_lists::Config{}>(args); });
-    }
-  }
-  template <mask_tiles::Config kConfig>
-  static bool narrow_as(const mask_tiles::Config& c, const mask_tiles::Args& args) {
-    if (c.tile_q != kConfig.tile_q || c.tile_k != kConfig.tile_k || c.by_keys != kConfig.by_keys)
-      return false;
-    mask_tiles::kernel<kConfig>(args);
-    return true;
-  }
-  static void narrow(const cuda::TileListsMaker& maker, const tile::MaskBits& bits) {
-    using mask_tiles::Config;
-    const mask_tiles::Args args = maker.mask_args(bits);
-    const Config c = maker.mask_config();
-    emulator::shared_base = mask_tiles::memory;
-    for (unsigned i = 0; i < maker.mask_blocks(); ++i) {
-      emulator::run_block(i, mask_tiles::kThreads, [&] {
-        if (!narrow_as<Config{192, 128, false}>(c, args) &&
-            !narrow_as<Config{128, 128, false}>(c, args) &&
-            !narrow_as<Config{64, 64, false}>(c, args) &&
-            !narrow_as<Config{128, 128, true}>(c, args) &&
-            !narrow_as<Config{64, 128, true}>(c, args))
-          std::abort();
-      });
-    }
+  using Config = tile_lists::Config;
+
+  static void run(const cuda::ListsStep& step, const RunMap& map) {
+    using Work = cuda::ListsKernel::Work;
     emulator::shared_base = tile_lists::memory;
+    const Config& config = step.kernel.config;
+    switch (step.kernel.work) {
+      case Work::from_list:
+        each_block<tile_lists::Args>(step, tile_lists::kListThreads,
+                                     [&](const auto& args) { from_list(config, args); });
+        break;
+      case Work::from_function:
+        map(config, std::get<tile_lists::Args>(step.args), step.blocks);
+        break;
+      case Work::from_mask:
+        each_block<tile_lists::MaskArgs>(step, tile_lists::kMaskThreads,
+                                         [&](const auto& args) { from_mask(config, args); });
+        break;
+      case Work::transpose:
+        each_block<tile_lists::TransposeArgs>(step, tile_lists::kTransposeThreads,
+                                              tile_lists::transpose<Config{}>);
+        break;
+      case Work::order:
+        each_block<tile_lists::OrderArgs>(step, tile_lists::kOrderThreads,
+                                          tile_lists::order<Config{}>);
+        break;
+    }
   }
-  template <tile_lists::Config kConfig>
-  static bool run_as(const tile_lists::Config& config, const tile_lists::Args& args) {
-    if (config.tile_q != kConfig.tile_q || config.tile_k != kConfig.tile_k ||
-        config.parts != kConfig.parts)
-      return false;
-    tile_lists::kernel<kConfig>(args);
-    return true;
+  template <class Args, class Kernel>
+  static void each_block(const cuda::ListsStep& step, int threads, Kernel kernel) {
+    for (unsigned i = 0; i < step.blocks; ++i)
+      emulator::run_block(i, threads, [&] { kernel(std::get<Args>(step.args)); });
   }
-  static void run(const tile_lists::Config& c, const tile_lists::Args& args) {
-    using tile_lists::Config;
-    if (run_as<Config{128, 128, false}>(c, args) || run_as<Config{128, 128, true}>(c, args) ||
-        run_as<Config{128, 64, false}>(c, args) || run_as<Config{128, 64, true}>(c, args) ||
-        run_as<Config{64, 128, false}>(c, args) || run_as<Config{64, 128, true}>(c, args) ||
-        run_as<Config{32, 128, true}>(c, args) || run_as<Config{128, 32, true}>(c, args) ||
-        run_as<Config{64, 64, true}>(c, args) || run_as<Config{64, 64, false}>(c, args) ||
-        run_as<Config{32, 64, false}>(c, args))
-      return;
-    std::abort();
+  /// Whether the config is kConfig but for its shared memory.
+  template <Config kConfig>
+  static bool is(const Config& c) {
+    return c.tile_q == kConfig.tile_q && c.tile_k == kConfig.tile_k && c.parts == kConfig.parts &&
+           c.by_keys == kConfig.by_keys;
+  }
+  template <Config... kConfigs>
+  static void from_list_as(const Config& c, const tile_lists::Args& args) {
+    const bool ran = ((is<kConfigs>(c) && (tile_lists::from_list<kConfigs>(args), true)) || ...);
+    if (!ran) std::abort();
+  }
+  template <Config... kConfigs>
+  static void from_mask_as(const Config& c, const tile_lists::MaskArgs& args) {
+    const bool ran = ((is<kConfigs>(c) && (tile_lists::from_mask<kConfigs>(args), true)) || ...);
+    if (!ran) std::abort();
+  }
+  static void from_list(const Config& c, const tile_lists::Args& args) {
+    from_list_as<Config{128, 128, false}, Config{128, 128, true}, Config{128, 64, false},
+                 Config{128, 64, true}, Config{64, 128, false}, Config{64, 128, true},
+                 Config{32, 128, true}, Config{128, 32, true}, Config{64, 64, true},
+                 Config{64, 64, false}, Config{32, 64, false}>(c, args);
+  }
+  static void from_mask(const Config& c, const tile_lists::MaskArgs& args) {
+    from_mask_as<Config{192, 128}, Config{128, 128}, Config{64, 64},
+                 Config{.tile_q = 128, .tile_k = 128, .by_keys = true},
+                 Config{.tile_q = 64, .tile_k = 128, .by_keys = true}>(c, args);
   }
 };
 

@@ -20,6 +20,16 @@ void check_ragged() {
       "packed, dim 64, causal, 3 blocks",
       of({.heads_q = 4, .heads_k = 2, .high = 1, .d_lse = true, .tail = 300, .blocks = 3}, 64),
       kBf16);
+  check<spans(ragged(masked(k64, Mask::right), kPacked))>("packed, dim 64, causal, spans, 3 blocks",
+                                                          of({.heads_q = 4,
+                                                              .heads_k = 2,
+                                                              .high = 1,
+                                                              .d_lse = true,
+                                                              .tail = 300,
+                                                              .blocks = 3,
+                                                              .parts = 2},
+                                                             64),
+                                                          kBf16);
   check<ragged(masked(k64, Mask::right), kPacked)>(
       "packed, dim 40, causal, top left", of({.high = kFar, .tail = 1, .top = 1}, 40), kBf16);
   check<ragged(masked(k128, Mask::both), kPacked)>(
@@ -47,6 +57,18 @@ void check_ragged() {
   check<ragged(deterministic(masked(k64, Mask::right)), kPacked)>(
       "packed, dim 64, causal, deterministic, 3 blocks",
       of({.heads_q = 4, .heads_k = 2, .high = 1, .last_first = true, .tail = 9, .blocks = 3}, 64),
+      kBf16);
+  check<spans(ragged(deterministic(masked(k64, Mask::right)), kPacked))>(
+      "packed, dim 64, causal, deterministic, spans, 3 blocks",
+      of({.heads_q = 4,
+          .heads_k = 2,
+          .high = 1,
+          .last_first = true,
+          .tail = 9,
+          .blocks = 3,
+          .apart = 2,
+          .parts = 3},
+         64),
       kBf16);
   // The window lies right of the diagonal in all sequences but the last: nobody sees a key.
   check<ragged(deterministic(masked(k64, Mask::both)), kPacked)>(

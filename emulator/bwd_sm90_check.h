@@ -12,6 +12,7 @@
 #include "cuda/host/options.h"
 #include "cuda/kernels/bwd_sm90/dq/kernel.cuh"
 #include "cuda/kernels/bwd_sm90/kernel.cuh"
+#include "cuda/kernels/bwd_sm90/tiles.h"
 #include "problem/philox.h"
 #include "wgmma.h"
 //
@@ -113,7 +114,7 @@ struct Check {
   }
   static int padded(int rows, int to) { return (rows + to - 1) / to * to; }
   int padded_keys() const { return padded(longest(s.keys, s.seq_k), config.shape.block_n); }
-  /// Of a head's sums by i - j, which begin at the last of the padded keys.
+  /// A head's sums by i - j, which begin at the last of the padded keys.
   int diagonal_count() const {
     return padded(longest(s.queries, s.seq_q), config.shape.chunk_rows) + padded_keys();
   }
@@ -258,7 +259,7 @@ struct Check {
     if (config.options.any()) bits.emplace(optioned_problem(), kM, true);
     const MadeLists made =
         make_lists(bits.has_value() && config.options.mask ? bits->bits : tile::MaskBits{});
-    a.of_queries = made.lists, a.of_keys = made.transposed;
+    a.of_queries = made.of_queries, a.of_keys = made.of_keys;
     const int q_rows = kPacked ? s.seq_q : 0, k_rows = kPacked ? s.seq_k : 0;
     const int k_ragged = config.ragged() ? s.seq_k : 0;
     a.q = q.map(s.batch, kM, q_rows), a.o = o.map(s.batch, kM, q_rows);
@@ -310,9 +311,10 @@ struct Check {
     std::vector<float> dk_sums(key_rows * config.head_dim, 0.0F),
         dv_sums(key_rows * config.head_dim_v, 0.0F);
     a.dk_sum = dk_sums.data(), a.dv_sum = dv_sums.data();
-    std::vector<unsigned> counters(1 + 2 * s.batch * heads_k + tiles + rows / kM * 4, 0);
+    const int pairs_k = s.batch * heads_k * (config.spans ? bwd_sm90::SharedPlan::kMostSpans : 1);
+    std::vector<unsigned> counters(1 + 2 * pairs_k + tiles + rows / kM * 4, 0);
     a.next_job = counters.data(), a.prepared = a.next_job + 1;
-    a.finished = a.prepared + s.batch * heads_k, a.added = a.finished + s.batch * heads_k;
+    a.finished = a.prepared + pairs_k, a.added = a.finished + pairs_k;
     a.turns = a.added + tiles;
 
     std::vector<float> diagonals;
@@ -348,7 +350,7 @@ struct Check {
     if (config.sums.bias) compare_bias(name, bias_sums, bound);
   }
   int padded_queries() const { return (s.seq_q + 63) / 64 * 64; }
-  /// Of an element's gradient.
+  /// Where an element's gradient lies.
   std::size_t bias_place(int b, int h, int i, int j) const {
     return ((std::size_t(bias.batch > 1 ? b : 0) * bias.heads + (bias.heads > 1 ? h : 0)) *
                 s.seq_q +
@@ -444,9 +446,8 @@ struct Check {
       if (s.formula != nullptr) p.mask_function = s.formula->mask;
       if (mask.words != nullptr) bools.give(p, s.batch, s.heads_q, s.seq_q, s.seq_k);
     }
-    return MadeLists(p, config.shape.block_m, config.shape.block_n, config.lists, 1,
-                     s.formula != nullptr ? s.formula->map : RunMap{}, false,
-                     {cuda::MaskLines::keys, mask});
+    return MadeLists(p, cuda::bwd_sm90_wanted_lists(config),
+                     s.formula != nullptr ? s.formula->map : RunMap{}, mask);
   }
   void compare(const char* name, const char* quantity, Stored<kElement>& got,
                const std::vector<double>& truth, double bound) {

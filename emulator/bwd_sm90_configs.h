@@ -26,6 +26,10 @@ constexpr Config split(Config c, int chunk_rows) {
   c.shape.chunk_rows = chunk_rows;
   return c;
 }
+constexpr Config spans(Config c) {
+  c.spans = true;
+  return c;
+}
 constexpr Config deterministic(Config c) {
   c.sums.deterministic = true;
   return c;

@@ -20,8 +20,8 @@ class ShapeDraws {
     return text == nullptr ? 0 : std::atoi(text);
   }
 
-  /// Of a config with this mask, lengths and options, and dims up to `dim`. Of dense problems every
-  /// row sees a key, as the config says.
+  /// A shape for a config with this mask, lengths and options, and dims up to `dim`. In dense
+  /// problems every row sees a key, as the config says.
   Shape draw(bwd_sm90::Mask mask, bwd_sm90::Lengths lengths, int dim, int dim_v) {
     using bwd_sm90::Lengths, bwd_sm90::Mask;
     Shape s;
@@ -71,7 +71,7 @@ class ShapeDraws {
   bool percent(int of_hundred) { return between(0, 99) < of_hundred; }
 
  private:
-  /// Of the last panel at least one column.
+  /// The last panel has at least one column.
   int draw_dim(int most) { return 8 * between((most - 1) / 64 * 8 + 1, most / 8); }
   void draw_mask(bwd_sm90::Mask mask, bool ragged, Shape& s) {
     const bool top_left = percent(30);

@@ -73,7 +73,7 @@ struct Stored {
         seq(seq_),
         dim(dim_),
         data(std::size_t(batch) * heads_ * seq_ * dim_, kPoison) {}
-  /// Of a row's first element.
+  /// Where a row begins.
   std::size_t row(int b, int h, int s) const {
     return ((std::size_t(b) * seq + s) * heads + h) * dim;
   }

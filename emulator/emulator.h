@@ -86,18 +86,16 @@ struct Mbarrier {
   bool passed(unsigned parity) const { return phases % 2 != parity; }
 };
 
+/// A barrier of some threads of a block. All who come to a phase must name as many as it is for.
 struct NamedBarrier {
-  unsigned long arrived = 0;
+  unsigned arrived = 0, threads = 0;  ///< of this phase
+  unsigned long phases = 0;           ///< that are complete
   Clocks clocks;
-  void arrive() {
-    release(clocks);
-    ++events;
-    ++arrived;
-  }
-  void sync(unsigned threads) {
-    const unsigned long all = (arrived / threads + 1) * threads;
-    arrive();
-    wait_for(arrived, all);
+  inline void arrive(unsigned of);
+  void sync(unsigned of) {
+    const unsigned long next = phases + 1;
+    arrive(of);
+    wait_for(phases, next);
     acquire(clocks);
     stall_behind_wait();
   }
@@ -122,6 +120,21 @@ struct DepartureGroup {
   bool is_read = false, is_written = false;
 };
 
+/// setmaxnreg: a warp that takes registers waits until others of its block have given as many.
+/// `given` counts those that were given back and not taken since, of a lane of each warp.
+struct Registers {
+  std::vector<unsigned> of;  ///< a lane, by warp
+  unsigned given = 0;
+
+  /// What a lane has at the start: as many as fit, a multiple of 8.
+  void start(unsigned threads) {
+    constexpr unsigned kFile = 64 * 1024, kMost = 256;
+    of.assign(threads / 32, std::min(kFile / threads, kMost) / 8 * 8);
+    given = 0;
+  }
+  inline void change(unsigned to);
+};
+
 struct Block {
   unsigned index = 0, threads = 0;
   unsigned char* shared = nullptr;
@@ -132,6 +145,7 @@ struct Block {
   std::vector<Granule> granules;
   std::map<unsigned, Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named_barriers;
+  Registers registers;
   std::vector<Landing> landings;
 };
 struct Fiber {
@@ -172,6 +186,17 @@ inline std::function<void(const std::string&)> on_fault = [](const std::string& 
   std::fflush(stdout);
   std::_Exit(1);
 };
+inline void NamedBarrier::arrive(unsigned of) {
+  if (arrived == 0) threads = of;
+  if (of != threads || of % 32 != 0 || of > current->block->threads)
+    on_fault("a barrier of " + std::to_string(threads) + " threads is one of " +
+             std::to_string(of) + " for another");
+  release(clocks);
+  ++events;
+  if (++arrived < threads) return;
+  arrived = 0;
+  ++phases;
+}
 inline void report(const char* what, unsigned shared) {
   char text[200];
   std::snprintf(text, sizeof(text), "race: block %u, warp %u: %s, at byte %u of shared memory",
@@ -249,6 +274,19 @@ const Slot* meet(const Slot& slot, Once once) {
 }
 inline const Slot* meet(const Slot& slot) {
   return meet(slot, [] {});
+}
+
+/// All lanes of a warp together. One that waits for registers lets the others of the block run.
+inline void Registers::change(unsigned to) {
+  const unsigned warp = own_warp();
+  meet({}, [] {});
+  if (current->thread % 32 == 0) {
+    while (to > of[warp] && to - of[warp] > given) yield();
+    given += of[warp] - to;
+    of[warp] = to;
+    ++events;
+  }
+  meet({}, [] {});
 }
 
 }  // namespace emulator

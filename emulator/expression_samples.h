@@ -21,7 +21,7 @@ inline constexpr Sample kSamples[] = {
     {"score/float(j <= i) + table[clamp(i - j, 0, 6), h]", "j <= i"},
     {"score + sum(8, left[i, lane]*right[j, lane])",
      "any(4, top[i // 16, lane] == j // 16) | j == 0"},
-    // Of the form of tile::Slant.
+    // It has the form of tile::Slant.
     {"score - slopes[h]*abs(i - j + 9) + 0.04*slopes[h]*(j - i) - 0.01*j + 0.003*i + float(h)", ""},
     // Shifts whole rows, by -2^100.
     {"where(i % 3 == 0, -1.2676506002282294e30, score)", "docs[b, i] == docs[b, j] | j < 9"},
@@ -42,13 +42,13 @@ inline constexpr const char* kMasks[] = {
 };
 /// Their numbers as functions.
 inline constexpr int kMasksFrom = 300;
-/// Of the functions with a derivative, among those of kSamples.
+/// Numbers of units: kSamples from 0 on; those with a derivative,
 inline constexpr int kGradients = 100;
-/// Of those with a derivative that read a strip.
+/// those of them that read a strip,
 inline constexpr int kStripped = 400;
-/// Of those that add to the gradients of captured tensors.
+/// those that add to the gradients of captured tensors,
 inline constexpr int kCaptures = 200;
-/// Of sample 0, to the gradient of its gate alone.
+/// and sample 0, which adds to the gradient of its gate alone.
 inline constexpr int kGate = 250;
 
 /// Tensors for up to 1040 queries and keys and four heads.
@@ -77,7 +77,7 @@ struct Tables {
       captures.emplace_back(name, Tensor::contiguous(data.data(), dtype, sizes));
     };
     add("slopes", slopes, DType::float32, {4});
-    // Of all batch entries alike.
+    // All batch entries have the same.
     Tensor of_all = Tensor::contiguous(docs.data(), DType::int32, {4, kLength});
     of_all.strides[0] = 0;
     captures.emplace_back("docs", of_all);

@@ -218,6 +218,27 @@ void tell_of_additions() {
   }
 }
 
+/// The copying warpgroup gives registers back, the two that compute take them: together no more
+/// than the block starts with, 3 x 168.
+template <bool kFits>
+void share_registers() {
+  if (thread() < 128) {
+    give_registers<kFits ? 56 : 64>();
+  } else {
+    take_registers<224>();
+  }
+}
+
+/// All who come to a barrier name the same number of threads.
+template <bool kRight>
+void count_threads() {
+  if (thread() < 32) {
+    named_barrier_arrive(2, kRight ? 64 : 96);
+  } else {
+    named_barrier_sync(2, 64);
+  }
+}
+
 int failures = 0;
 
 int faults_of(unsigned blocks, unsigned threads, void (*kernel)()) {
@@ -252,6 +273,9 @@ int main() {
   check("a row that is read", 1, 160, pass_rows<true, true>, pass_rows<false, true>);
   check("a row that comes", 1, 160, pass_rows<true, true>, pass_rows<true, false>);
   check("a row given back for all", 1, 160, give_back_for_all<true>, give_back_for_all<false>);
+  check("who comes to a barrier", 1, 64, count_threads<true>, count_threads<false>);
   check("additions to memory", 2, 32, tell_of_additions<true>, tell_of_additions<false>);
+  emulator::patience = 1000;
+  check("registers that are given", 1, 384, share_registers<true>, share_registers<false>);
   return failures == 0 ? 0 : 1;
 }

@@ -16,7 +16,7 @@ namespace {
 using namespace tilewise;
 using tile::Element;
 
-/// Of sums over many pairs, which nearly cancel.
+/// The bound of sums over many pairs, which nearly cancel.
 constexpr double kSums = 5e-5;
 
 }  // namespace
@@ -108,7 +108,7 @@ void check_forward(const char* name, const Shape& s, double bound = 1.2e-2) {
     got[i] = widened<kElement>(o[i]);
   }
   expect(name, "O", error(t.o, got), bound);
-  // Of logits of a few units; operands of one plane are rounded to 11 bits.
+  // Logits are a few units; operands of one plane are rounded to 11 bits.
   const double unit = std::max(1.0, std::fabs(static_cast<double>(s.shift)));
   expect(name, "LSE", lse_error(t.lse, lse) / unit,
          kConfig.form.scaled && kConfig.form.planes == 1 ? 3e-3 : 1e-5);

@@ -18,7 +18,7 @@ constexpr Gradient kWide = {.head_dim = 128,
                             .head_dim_v = 128,
                             .shape = {.warps = 8, .column_warps = 2},
                             .two_plane = true};
-/// Of machines with 99 KiB of shared memory.
+/// For machines with 99 KiB of shared memory.
 constexpr Gradient kSmallWide = {
     .head_dim = 192,
     .head_dim_v = 192,

@@ -107,8 +107,9 @@ struct Listed : Interpreted {
       p.mask_function = problem.mask_function;
       if (s.causal) p.causal = Causal::bottom_right, p.right = 0;
       blocks.give(p, of);
-      const MadeLists& lists = made.emplace_back(p, rows, keys, tile::Lists::parts);
-      return of_keys ? lists.transposed : lists.lists;
+      const MadeLists& lists =
+          made.emplace_back(p, wanted_lists(rows, keys, tile::Lists::parts, of_keys));
+      return of_keys ? lists.of_keys : lists.of_queries;
     };
   }
 };
@@ -133,9 +134,9 @@ struct Mapped : Interpreted {
       p.seq_q = s.seq_q, p.seq_k = s.seq_k;
       p.mask_function = problem.mask_function;
       const MadeLists& lists = made.emplace_back(
-          p, rows, keys, tile::Lists::whole, 1,
+          p, wanted_lists(rows, keys, tile::Lists::whole, of_keys),
           map_of<kSample + 1, TileSize{128, 64}, TileSize{128, 32}>(formula.captures));
-      return of_keys ? lists.transposed : lists.lists;
+      return of_keys ? lists.of_keys : lists.of_queries;
     };
   }
 };
@@ -260,7 +261,7 @@ void check_listed(const char* name, Shape shape, const Blocks& blocks) {
   if constexpr (kSample != 1) check_captures<kSecond, kSample>(shape, of, kSums);
 }
 
-/// Of a third of the rows a float32 LSE keeps nothing of the sum over the keys.
+/// In a third of the rows a float32 LSE keeps nothing of the sum over the keys.
 void check_shifted() {
   Shape shape = {.seq_q = 70, .seq_k = 139, .causal = true, .shift = -0x1p100F};
   constexpr int kSample = samples::kShifting;

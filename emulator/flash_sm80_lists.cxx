@@ -28,8 +28,9 @@ struct Listed {
       p.seq_q = shape.seq_q, p.seq_k = shape.seq_k;
       if (shape.causal) p.causal = Causal::bottom_right, p.right = 0;
       blocks.give(p, of);
-      const MadeLists& lists = made.emplace_back(p, rows, keys, tile::Lists::parts);
-      return of_keys ? lists.transposed : lists.lists;
+      const MadeLists& lists =
+          made.emplace_back(p, wanted_lists(rows, keys, tile::Lists::parts, of_keys));
+      return of_keys ? lists.of_keys : lists.of_queries;
     };
     shape.formula = &formula;
   }

@@ -72,7 +72,7 @@ std::vector<float> emulated_dbias(const Shape& s, const bwd_sm80::Args& pass, co
   return dbias;
 }
 
-/// Of a gradient in the bias's type, relative to the largest.
+/// How far a gradient in the bias's type is rounded, relative to the largest.
 double bias_rounding(tile::BiasType type) {
   return type == tile::BiasType::bf16 ? 0x1p-8 : type == tile::BiasType::fp16 ? 0x1p-11 : 0.0;
 }

@@ -78,8 +78,8 @@ struct Batch {
   }
 };
 
-/// What a mask leaves that hides every second square of 128 x 128 of each sequence, as mask_map
-/// lists it.
+/// What a mask leaves that hides every second square of 128 x 128 of each sequence, as
+/// tile_lists makes it.
 struct Squares {
   Formula formula;
   std::vector<unsigned> bits;

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
-#include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
 
@@ -25,10 +25,11 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 }
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
-  const auto tiles = c.mapped  ? cuda::sm90_masked_tiles(p)
-                     : c.ahead ? cuda::sm90_dropping_tiles(p)
-                               : cuda::sm90_tiles(p);
+  const auto tiles = c.mapped                         ? cuda::sm90_masked_tiles(p)
+                     : c.ahead || c.in_turn || c.late ? cuda::sm90_trial_tiles(p)
+                                                      : cuda::sm90_tiles(p);
   for (const cuda::Sm90Tile& tile : tiles) {
+    if (tile.schedule.makes_bits != c.ahead) continue;
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
         (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
@@ -78,7 +79,7 @@ const cuda::Sm90Tile* compiled_tile(const Case& c, const Problem& p) {
   return nullptr;
 }
 
-/// What runs mask_map for a sample (mask_maps.h).
+/// What makes a sample's rows of tiles (mask_maps.h).
 using MapSample = std::function<RunMap(int sample, const tile::Captures&)>;
 
 /// Whether the case was checked: a drawn one is left out where no tile has a compiled config.
@@ -161,7 +162,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
-  // Of a bias of keys: those that it hides hold NaN. CONTRACT 10
+  // Keys that a bias of keys hides hold NaN. CONTRACT 10
   for (int b = 0; b < batch && c.bias != nullptr && !c.bias->by_query && !c.packed; ++b) {
     for (int h = 0; h < c.heads_k && c.heads_k == c.heads_q; ++h) {
       for (int j = 0; j < c.keys[b]; ++j)
@@ -182,12 +183,10 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
-  const int rows = config.lists == Lists::parts ? config.shape.warpgroups : 1;
   const MadeBits bits(p, config.shape.block_n, false);
-  const MadeLists made(p, (tile.block_m() >> shift) / rows, tile.shape.block_n, config.lists, rows,
-                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
-                       config.pack_heads, {cuda::MaskLines::queries, bits.bits});
-  args.lists = made.lists;
+  const MadeLists made(p, cuda::sm90_wanted_lists(config, shift),
+                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{}, bits.bits);
+  args.lists = made.of_queries;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
   args.tiles = args.order.blocks * args.order.heads;

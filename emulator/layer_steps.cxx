@@ -315,9 +315,56 @@ void check_choice() {
   compare("d_temperature", ours.d_temperature, expected.d_temperature);
 }
 
+/// A token or a label that names no row gives NaN, the others what they would.
+void check_numbers() {
+  const std::vector<int> ids = {2, 4, -1, 0};
+  const std::vector<float> table = draw(4 * 3);
+  std::vector<float> y = draw(4 * 3);
+  const steps::EmbedArgs embed{.ids = ids.data(),
+                               .table = table.data(),
+                               .y = y.data(),
+                               .rows = 4,
+                               .cols = 3,
+                               .vocabulary = 4};
+  run(1, [&] { steps::embed<kConfig>(embed); });
+  std::vector<float> found, expected;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const int id = ids[i / 3];
+    const bool known = id >= 0 && id < 4;
+    found.push_back(known == !std::isnan(y[i]) ? (known ? y[i] : 0.0F) : 1e30F);
+    expected.push_back(known ? table[static_cast<std::size_t>(id) * 3 + i % 3] : 0.0F);
+  }
+  compare("embed", found, expected, 0.0);
+
+  const std::vector<float> logits = draw(2 * 3);
+  for (const int label : {2, 3, -1}) {
+    const std::vector<int> labels = {1, label};
+    const bool known = label == 2;
+    std::vector<float> d = nans(6), d_expected = d;
+    asam::TrainState expected_state;
+    steps::State state{.draws = 0, .loss = 0.0F, .scale = 1.0F};
+    const steps::LossArgs loss{.logits = logits.data(),
+                               .labels = labels.data(),
+                               .d_logits = d.data(),
+                               .state = &state,
+                               .rows = 2,
+                               .cols = 3};
+    run(1, [&] { steps::cross_entropy<kConfig>(loss); });
+    const std::vector<int> right = {1, 2};
+    cpu().cross_entropy(logits.data(), right.data(), d_expected.data(), &expected_state, {2, 3});
+    if (!known) {
+      for (std::size_t j = 3; j < 6; ++j) d[j] = std::isnan(d[j]) ? d_expected[j] : 1e30F;
+      state.loss = std::isnan(state.loss) ? expected_state.loss : 1e30F;
+    }
+    compare("cross_entropy", d, d_expected);
+    compare("its loss", std::vector<float>{state.loss}, std::vector<float>{expected_state.loss});
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_numbers();
   check_pools();
   check_products();
   check_norm();

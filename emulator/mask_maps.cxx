@@ -1,5 +1,5 @@
-/// mask_map and mask_tiles on the emulator: the tiles of many masks beside position and lengths,
-/// against every pair.
+/// tile_lists on the emulator: the tiles of many mask functions and bool masks beside position and
+/// lengths,/// against every pair.
 #include "emulator.h"
 //
 #include "bool_masks.h"
@@ -123,9 +123,11 @@ void check(const Shape& shape) {
   Problem& p = shaped.problem;
   p.mask_function = of.problem.mask_function;
   constexpr TileSize kNarrow = {64, 16};
-  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1,
+  const cuda::WantedLists wanted = {
+      .tile_q = shape.tile_q, .tile_k = shape.tile_k, .kind = tile::Lists::whole};
+  const MadeLists made(p, wanted,
                        map_of<samples::kMasksFrom + kMask, kNarrow>(cuda::captures_of(p)));
-  compare(samples::kMasks[kMask], shape, p, made.lists, false, true,
+  compare(samples::kMasks[kMask], shape, p, made.of_queries, false, true,
           [&](int b, int h, std::int64_t i, std::int64_t j) {
             const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
             const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q;
@@ -142,13 +144,19 @@ void check_bools(const char* name, const Shape& shape, const Shows& shows, bool 
                 int_of(p.seq_k));
   mask.give(p, int_of(p.batch), int_of(p.heads_q), int_of(p.total_q), int_of(p.seq_k));
   const MadeBits bits(p, by_keys ? shape.tile_q : shape.tile_k, by_keys);
-  const MadeLists made(p, shape.tile_q, shape.tile_k, tile::Lists::whole, 1, {}, false,
-                       {by_keys ? cuda::MaskLines::keys : cuda::MaskLines::queries, bits.bits});
+  const MadeLists made(p,
+                       {.tile_q = shape.tile_q,
+                        .tile_k = shape.tile_k,
+                        .kind = tile::Lists::whole,
+                        .by_keys = by_keys,
+                        .by_both = by_keys,
+                        .narrowed = true},
+                       {}, bits.bits);
   const auto visible = [&](int b, int h, std::int64_t i, std::int64_t j) {
     return mask.has(b, h, i + (p.packed ? shaped.cu_q[b] : 0), j);
   };
-  compare(name, shape, p, by_keys ? made.transposed : made.lists, by_keys, false, visible);
-  if (by_keys) compare("turned round", shape, p, made.lists, false, false, visible);
+  compare(name, shape, p, by_keys ? made.of_keys : made.of_queries, by_keys, false, visible);
+  if (by_keys) compare("turned round", shape, p, made.of_queries, false, false, visible);
 }
 
 template <int kMask = 0>

@@ -28,7 +28,7 @@ struct Granule {
 };
 constexpr unsigned kGranuleBytes = 4;
 
-// Of the running warp.
+// The running warp's.
 inline Clocks& own_clocks();
 inline unsigned own_warp();
 inline std::vector<Granule>& granules();

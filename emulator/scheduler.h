@@ -42,6 +42,7 @@ inline std::vector<Fiber> make_fibers(std::vector<Block>& blocks) {
     block.warps.assign(block.threads / 32, {});
     if (block.warps.size() > kMostWarps) std::abort();
     block.slow_warp = draw(block.threads / 32);
+    block.registers.start(block.threads);
     for (unsigned w = 0; w < block.warps.size(); ++w) block.warps[w].clocks.of[w] = 1;
     for (unsigned i = 0; i < block.threads; ++i) {
       fibers.emplace_back();
@@ -76,9 +77,11 @@ inline std::string waiting(const std::vector<Fiber>& fibers) {
   return text;
 }
 
+/// Rounds in which nothing happens, after which a run is a deadlock.
+inline unsigned long patience = 20'000;
+
 /// Runs `kernel` as all of `blocks` together.
 inline void run_together(std::vector<Block>& blocks, std::function<void()> kernel) {
-  constexpr unsigned long kPatience = 20'000;  ///< rounds
   body = std::move(kernel);
   std::vector<Fiber> fibers = make_fibers(blocks);
   stall_length = 8U << 2 * draw(4);
@@ -96,7 +99,7 @@ inline void run_together(std::vector<Block>& blocks, std::function<void()> kerne
       resume(fiber);
     }
     if (seen != events) seen = events, since = round_now;
-    if (round_now - since > kPatience) {
+    if (round_now - since > patience) {
       on_fault("deadlock: " + std::to_string(left) + " threads wait" + waiting(fibers));
       return;
     }

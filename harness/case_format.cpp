@@ -151,10 +151,10 @@ std::string scores_text(const Case& c) {
 std::string dropout_bits_text(const Case& c) {
   std::string text;
   if (c.dropout.seed != 0) {
-    text += " seed=" + std::to_string(static_cast<std::int64_t>(c.dropout.seed));
+    text += " seed=" + std::to_string(c.dropout.seed);
   }
   if (c.dropout.offset != 0) {
-    text += " offset=" + std::to_string(static_cast<std::int64_t>(c.dropout.offset));
+    text += " offset=" + std::to_string(c.dropout.offset);
   }
   return text;
 }

@@ -90,6 +90,7 @@ BlocksCase read_blocks(std::string_view text) {
   if (sizes.size() != 2 || axes.size() != 2) throw help;
   if ((axes[0] != "b" && axes[0] != "1") || (axes[1] != "h" && axes[1] != "1")) throw help;
   BlocksCase blocks{sizes[0], sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2])};
+  if (!(blocks.density >= 0.0 && blocks.density <= 1.0)) throw std::string("a density from 0 to 1");
   for (std::size_t n = 3; n < parts.size(); ++n) {
     if (parts[n] == "full") {
       blocks.full_flags = true;
@@ -237,21 +238,19 @@ const std::map<std::string_view, KeyReader>& key_readers() {
       {"mask_expr", [](Parser& p, std::string_view text) { p.c.mask_expression = unquoted(text); }},
       {"mod",
        [](Parser& p, std::string_view text) { p.c.score_mod = read_word(kScoreMods, text); }},
-      {"offset",
-       [](Parser& p, std::string_view text) {
-         p.c.dropout.offset = static_cast<std::uint64_t>(read_integer(text));
-       }},
+      {"offset", [](Parser& p, std::string_view text) { p.c.dropout.offset = read_seed(text); }},
       {"packed", [](Parser& p, std::string_view text) { p.c.packed = read_packed(text); }},
-      {"paged", [](Parser& p, std::string_view text) { p.c.page_size = read_integer(text); }},
+      {"paged",
+       [](Parser& p, std::string_view text) {
+         p.c.page_size = read_integer(text);
+         if (p.c.page_size < 1) throw std::string("a page size above 0");
+       }},
       {"pass", [](Parser& p, std::string_view text) { read_pass(text, p.c); }},
       {"poke", [](Parser& p, std::string_view text) { p.c.pokes.push_back(read_poke(text)); }},
       {"q", [](Parser& p, std::string_view text) { p.c.q = read_fill(text); }},
       {"scale", [](Parser& p, std::string_view text) { p.c.scale = read_number(text); }},
       {"score", [](Parser& p, std::string_view text) { p.c.score_expression = unquoted(text); }},
-      {"seed",
-       [](Parser& p, std::string_view text) {
-         p.c.dropout.seed = static_cast<std::uint64_t>(read_integer(text));
-       }},
+      {"seed", [](Parser& p, std::string_view text) { p.c.dropout.seed = read_seed(text); }},
       {"sink", [](Parser& p, std::string_view text) { p.c.sinks = read_fill(text); }},
       {"softcap", [](Parser& p, std::string_view text) { p.c.softcap = read_number(text); }},
       {"v", [](Parser& p, std::string_view text) { p.c.v = read_fill(text); }},
@@ -357,7 +356,6 @@ void finish(Parser& p) {
       fail("packed= excludes b, s, q and k, because it sets the batch and the lengths");
     }
     if (!c.key_lengths.empty()) fail("packed= and lengths= exclude each other");
-    if (c.page_size < 0) fail("paged= needs a page size above 0");
     c.batch = static_cast<std::int64_t>(c.packed->q_lengths.size());
     c.seq_q = c.packed->tail_q;
     c.seq_k = c.packed->tail_k;
@@ -372,7 +370,6 @@ void finish(Parser& p) {
   if (!c.key_lengths.empty() && static_cast<std::int64_t>(c.key_lengths.size()) != c.batch) {
     fail("lengths= needs one length for each of the " + std::to_string(c.batch) + " batch entries");
   }
-  if (c.page_size < 0) fail("paged= needs a page size above 0");
   if (c.page_size > 0 && c.key_lengths.empty()) fail("paged= needs lengths=");
 }
 

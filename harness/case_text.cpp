@@ -59,6 +59,13 @@ std::int64_t read_integer(std::string_view text) {
   return value;
 }
 
+std::uint64_t read_seed(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return value;
+  return static_cast<std::uint64_t>(read_integer(text));
+}
+
 std::vector<std::int64_t> read_integers(std::string_view text) {
   std::vector<std::int64_t> values;
   for (std::string_view part : split(text, ',')) values.push_back(read_integer(part));

@@ -72,6 +72,8 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 
 /// The readers throw std::string with what was expected; parse_case() adds the word at fault.
 std::int64_t read_integer(std::string_view text);
+/// A seed of 64 bits; one below 0 wraps.
+std::uint64_t read_seed(std::string_view text);
 std::vector<std::int64_t> read_integers(std::string_view text);
 double read_number(std::string_view text);
 Fill read_fill(std::string_view text);

@@ -7,7 +7,7 @@ import numpy as np
 
 from cases import Case
 
-# Of the largest element of a result; conformance's bounds are tighter and per element.
+# Relative to the largest element of a result; conformance's bounds are tighter and per element.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 

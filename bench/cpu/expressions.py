@@ -5,7 +5,12 @@ Ours runs in `tilewise bench`, from formulas; theirs here, from the same functio
 take turns, round after round, and both are timed by CPU time, so that a ratio compares neighbours
 in time on a busy machine too. Writes rows in the schema of `tilewise bench`.
 
-    python3 bench/cpu/expressions.py -o bench/results/cpu/amd-epyc/expressions-cpu.json
+In backward the peer is torch's autograd through the same function on the whole S x S matrix, and
+captured tensors of both get gradients. Our causal backward takes a turn in every round: the rows of
+`plain`. FlexAttention has a row that says why it has no time.
+
+    python3 bench/cpu/expressions.py -o expressions-cpu.json
+    python3 bench/cpu/expressions.py --pass bwd -o expressions-cpu-backward.json
 """
 
 import argparse
@@ -35,12 +40,16 @@ class Entry:
 
     name: str
     score: Function | None
-    mask: Function | None
+    mask: Function
     flags: tuple[str, ...]
+    learned: tuple[Tensor, ...] = ()  # captured tensors with gradients: ours are all that are real
 
 
 def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
+
+
+PLAIN = Entry("causal", None, causal, ("--causal",))
 
 
 def entries() -> list[Entry]:
@@ -65,17 +74,19 @@ def entries() -> list[Entry]:
         near = (torch.clamp(x, 3, SIDE - 4) - u).abs() <= 3
         return near & ((torch.clamp(y, 3, LENGTH // SIDE - 4) - v).abs() <= 3)
 
-    def scores(name: str, score: Function, *formula: str) -> Entry:
-        return Entry(name, score, causal, ("--causal", "--score", *formula))
+    def scores(name: str, score: Function, *formula: str, learned: Tensor | None = None) -> Entry:
+        tensors = () if learned is None else (learned.requires_grad_(),)
+        return Entry(name, score, causal, ("--causal", "--score", *formula), tensors)
 
     return [
-        Entry("causal", None, causal, ("--causal",)),
+        PLAIN,
         scores(
             "alibi",
             lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(),
             "score - slopes[h]*abs(i - j)",
             "--captures",
             "slopes:f32[Hq]=exp2(-8.0*(j + 1)/Hq)",
+            learned=slopes,
         ),
         scores("softcap", lambda s, b, h, i, j: 20 * torch.tanh(s / 20), "20*tanh(score/20)"),
         scores(
@@ -84,6 +95,7 @@ def entries() -> list[Entry]:
             "score*temperature[h]",
             "--captures",
             "temperature:f32[Hq]=rand+0.5",
+            learned=temperature,
         ),
         scores(
             "relu",
@@ -101,6 +113,7 @@ def entries() -> list[Entry]:
             "score + table[h, i - j + key_length - 1]",
             "--captures",
             "table:f32[Hq,Sq+Sk-1]",
+            learned=relative,
         ),
         scores(
             "t5",
@@ -109,6 +122,7 @@ def entries() -> list[Entry]:
             "score + table[h, where(n < 16, n, min(far, 31))]",
             "--captures",
             "table:f32[Hq,32]",
+            learned=buckets,
         ),
         scores(
             "graphormer",
@@ -116,6 +130,7 @@ def entries() -> list[Entry]:
             "score + table[h, distance[i, j]]",
             "--captures",
             "table:f32[Hq,64]; distance:i32[Sq,Sk]=rand*64",
+            learned=spatial,
         ),
         Entry(
             "documents",
@@ -158,11 +173,12 @@ class Bench:
 
     MORE = 6
 
-    def __init__(self, tilewise: Path, entry: Entry) -> None:
+    def __init__(self, tilewise: Path, entry: Entry, which: str) -> None:
         sizes = ["--heads", str(HEADS), "--seq", str(LENGTH), "--dim", str(DIM)]
-        once = ["--impl", "flash", "--pass", "fwd", "--threads", "1", "--warmup", "0"]
+        once = ["--impl", "flash", "--pass", which, "--threads", "1", "--warmup", "0"]
         self.command = [str(tilewise), "bench", *sizes, *once, *entry.flags, "--format", "json"]
         self.kernel = json.loads(self.run(1)[1])["rows"][0]["kernel"]
+        self.times: list[float] = []
 
     def run(self, times: int) -> tuple[float, str]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -172,11 +188,50 @@ class Bench:
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return 1e3 * spent, done.stdout
 
-    def ms(self) -> float:
-        return (self.run(1 + self.MORE)[0] - self.run(1)[0]) / self.MORE
+    def take_turn(self) -> None:
+        self.times.append((self.run(1 + self.MORE)[0] - self.run(1)[0]) / self.MORE)
 
 
-def row(entry: Entry, name: str, kernel: str, ms: list[float]) -> dict[str, Any]:
+def inputs(learns: bool) -> list[Tensor]:
+    torch.manual_seed(2)
+    return [torch.randn(1, HEADS, LENGTH, DIM, requires_grad=learns) for _ in range(3)]
+
+
+def compiled_flex(entry: Entry, tensors: list[Tensor]) -> Callable[[], Tensor]:
+    shape = (1, HEADS, LENGTH, LENGTH)
+    mask = torch_flex.create_block_mask(entry.mask, *shape, device="cpu")
+    torch.compiler.reset()  # it gives up on a function that it has compiled often
+    compiled = torch.compile(torch_flex.flex_attention)
+    return lambda: compiled(*tensors, score_mod=entry.score, block_mask=mask)
+
+
+def eager(entry: Entry, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The definition, on the whole matrix of scores."""
+    b = torch.zeros((), dtype=torch.int64)
+    h, i, j = (
+        torch.arange(HEADS).view(-1, 1, 1),
+        torch.arange(LENGTH).view(-1, 1),
+        torch.arange(LENGTH),
+    )
+    scores = (q @ k.mT) * DIM**-0.5
+    if entry.score is not None:
+        scores = entry.score(scores, b, h, i, j)
+    scores = scores.masked_fill(~entry.mask(b, h, i, j), -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def row(
+    entry: Entry, which: str, name: str, kernel: str, ms: list[float], reason: str = ""
+) -> dict[str, Any]:
+    times = (
+        {
+            "ms_mean": statistics.fmean(ms),
+            "ms_std": statistics.pstdev(ms),
+            "ms_median": statistics.median(ms),
+        }
+        if ms
+        else {}
+    )
     return {
         "implementation": name,
         "kernel": kernel,
@@ -196,53 +251,85 @@ def row(entry: Entry, name: str, kernel: str, ms: list[float]) -> dict[str, Any]
         "layout": "bhsd",
         "threads": 1,
         "protocol": "interleaved",
-        "pass": "fwd",
-        "ms_mean": statistics.fmean(ms),
-        "ms_std": statistics.pstdev(ms),
-        "ms_median": statistics.median(ms),
-        "status": "ok",
-        "reason": "",
+        "pass": which,
+        **times,
+        "status": "ok" if ms else "failed",
+        "reason": reason,
     }
 
 
-def measure(tilewise: Path, entry: Entry, rounds: int) -> list[dict[str, Any]]:
-    torch.manual_seed(2)
-    q, k, v = (torch.randn(1, HEADS, LENGTH, DIM) for _ in range(3))
-    shape = (1, HEADS, LENGTH, LENGTH)
-    mask = torch_flex.create_block_mask(entry.mask, *shape, device="cpu")
-    torch.compiler.reset()  # it gives up on a function that it has compiled often
-    compiled = torch.compile(torch_flex.flex_attention)
+def measure_forward(tilewise: Path, entry: Entry, rounds: int) -> list[dict[str, Any]]:
+    flex = compiled_flex(entry, inputs(learns=False))
+    bench, theirs = Bench(tilewise, entry, "fwd"), []
+    with torch.no_grad():
+        flex()
+        for _ in range(rounds):
+            bench.take_turn()
+            theirs.append(thread_ms(flex))
+    ours = row(entry, "fwd", "flash", bench.kernel, bench.times)
+    return [ours, row(entry, "fwd", "flex", "", theirs)]
 
-    def flex() -> Tensor:
-        return compiled(q, k, v, score_mod=entry.score, block_mask=mask)
 
-    flex()
-    bench = Bench(tilewise, entry)
-    ours, theirs = [], []
+def why_not(entry: Entry) -> str:
+    """What compiled FlexAttention says to tensors that want gradients."""
+    try:
+        compiled_flex(entry, inputs(learns=True))().sum().backward()
+    except Exception as error:  # its own, or the compiler's around it
+        return " ".join(str(error).split())[:100]
+    raise RuntimeError("FlexAttention has a backward here: measure it")
+
+
+def measure_backward(tilewise: Path, entry: Entry, rounds: int) -> list[dict[str, Any]]:
+    tensors = inputs(learns=True)
+    kept = eager(entry, *tensors)
+    d_o = torch.randn_like(kept)
+
+    def autograd() -> None:
+        torch.autograd.grad(kept, [*tensors, *entry.learned], d_o, retain_graph=True)
+
+    bench, plain, theirs = Bench(tilewise, entry, "bwd"), Bench(tilewise, PLAIN, "bwd"), []
     for _ in range(rounds):
-        ours.append(bench.ms())
-        theirs.append(thread_ms(flex))
-    return [row(entry, "flash", bench.kernel, ours), row(entry, "flex", "", theirs)]
+        plain.take_turn()
+        bench.take_turn()
+        theirs.append(thread_ms(autograd))
+    return [
+        row(entry, "bwd", "flash", bench.kernel, bench.times),
+        row(entry, "bwd", "plain", plain.kernel, plain.times, "flash, causal, in the same rounds"),
+        row(entry, "bwd", "torch-eager", "", theirs),
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--tilewise", type=Path, default=Path("build/release/tilewise"))
+    parser.add_argument("--pass", dest="which", choices=("fwd", "bwd"), default="fwd")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="names, with commas: the others' rows stay in the file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     command = [args.tilewise, "bench", "--seq", "16", "--dim", "16", "--repeat", "1"]
     text = subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout
     environment = json.loads(text)["environment"] | {"peers": {"torch": torch.__version__}}
+    wanted = args.only.split(",") if args.only else [entry.name for entry in entries()]
     rows: list[dict[str, Any]] = []
-    with torch.no_grad():
-        for entry in entries():
-            rows += measure(args.tilewise, entry, args.rounds)
-            ours, theirs = (one["ms_median"] for one in rows[-2:])
-            report = {"schema_version": 1, "environment": environment, "rows": rows}
-            args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-            print(f"{entry.name:20} {ours:8.1f} {theirs:8.1f} {theirs / ours:6.2f}", flush=True)
+    if args.only and args.output.exists():
+        kept = json.loads(args.output.read_text(encoding="utf-8"))["rows"]
+        rows = [one for one in kept if one["mask"] not in wanted and one["status"] == "ok"]
+    measure = measure_forward if args.which == "fwd" else measure_backward
+    for entry in entries():
+        if entry.name not in wanted:
+            continue
+        found = measure(args.tilewise, entry, args.rounds)
+        rows += found
+        report = {"schema_version": 1, "environment": environment, "rows": rows}
+        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        ours, *others = (one["ms_median"] for one in found)
+        ratios = " ".join(f"{ms:8.1f} {ms / ours:6.2f}" for ms in others)
+        print(f"{entry.name:20} {ours:8.1f} {ratios}", flush=True)
+    if args.which == "bwd":
+        rows.append(row(PLAIN, "bwd", "flex", "", [], why_not(PLAIN)))
+        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

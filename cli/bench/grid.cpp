@@ -105,7 +105,11 @@ Lengths head_counts(const GridFlags& flags, std::int64_t dim) {
   Lengths out;
   std::vector<std::int64_t> query_heads = parse_axis("--heads", flags.heads, 1);
   if (!flags.hidden.empty()) {
-    query_heads = {std::max<std::int64_t>(1, parse_integer("--hidden", flags.hidden, 1) / dim)};
+    const std::int64_t hidden = parse_integer("--hidden", flags.hidden, 1);
+    if (hidden % dim != 0) {
+      throw BadInput(fmt::format("--hidden '{}': expected a multiple of --dim {}", hidden, dim));
+    }
+    query_heads = {hidden / dim};
   }
   for (const std::int64_t q : query_heads) {
     if (flags.kv_heads.empty()) {

@@ -49,7 +49,8 @@ struct Preset {
 };
 constexpr Preset kPresets[] = {
     {"asam-forward", "original,flash,adaptive", "128:2048:x2", "infer", "f32", 2, 5, 20, false},
-    {"asam-training", "flash,adaptive", "128:1024:x2", "train", "f32,f16,bf16", 4, 3, 10, false},
+    {"asam-training", "original,flash,adaptive", "128:1024:x2", "train", "f32,f16,bf16", 4, 3, 10,
+     false},
     {"asam-memory", "original,flash,adaptive", "2048", "train", "f32,f16", 4, 0, 1, true},
 };
 

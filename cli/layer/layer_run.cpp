@@ -2,8 +2,12 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
+#include <array>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "cli/files/npy.h"
 #include "cli/layer/commands.h"
@@ -108,12 +112,33 @@ Table info_table(const asam::Model& model) {
   return table;
 }
 
+/// Files to write have folders, and are neither read nor written twice.
+void check_outputs(const RunFlags& flags) {
+  const std::array<std::pair<const char*, const std::string*>, 3> outputs = {
+      {{"--output", &flags.output}, {"--dx", &flags.d_input}, {"--gradients", &flags.gradients}}};
+  std::vector<std::string> taken = {flags.model, flags.input, flags.d_output, flags.lengths,
+                                    flags.mask};
+  for (const auto& [name, path] : outputs) {
+    if (path->empty()) continue;
+    check_output(*path);
+    for (const std::string& other : taken) {
+      std::error_code error;
+      if (*path == other || std::filesystem::equivalent(*path, other, error)) {
+        throw BadInput(fmt::format(
+            "{} '{}': this is an input or another output: expected another name", name, *path));
+      }
+    }
+    taken.push_back(*path);
+  }
+  if (!flags.d_output.empty()) return;
+  if (!flags.d_input.empty()) throw BadInput("--dx: expected --dy beside it");
+  if (!flags.gradients.empty()) throw BadInput("--gradients: expected --dy beside it");
+}
+
 int run_layer(const RunFlags& flags, const CLI::App& app) {
   const Device device = parse_device("--device", flags.common.device);
   const Format format = parse_format("--format", flags.format.empty() ? "md" : flags.format);
-  check_output(flags.output);
-  check_output(flags.gradients);
-  check_output(flags.d_input);
+  check_outputs(flags);
   const files::Safetensors weights = files::load_safetensors(flags.model);
   asam::Config config = model_config(flags.model, weights, flags.options, app);
   config.device = device;
@@ -124,7 +149,11 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
   load_weights(flags.model, weights, model, *memory);
 
   files::Array input = files::load_npy(flags.input);
-  if (config.vocabulary > 0) input = token_numbers(flags.input, input, config.vocabulary);
+  const bool wants_dx = config.vocabulary == 0;
+  if (!wants_dx) {
+    if (!flags.d_input.empty()) throw BadInput("--dx: token numbers have no gradient");
+    input = token_numbers(flags.input, input, config.vocabulary);
+  }
   const DeviceArray x(*memory, input);
   std::vector<std::int64_t> shape = input.shape;
   if (config.classes > 0) {
@@ -154,7 +183,6 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
   if (!flags.output.empty()) files::save_npy(flags.output, array_of(y.view(), *memory));
   if (backward) {
     const DeviceArray dy(*memory, files::load_npy(flags.d_output));
-    const bool wants_dx = config.vocabulary == 0;
     std::optional<DeviceArray> dx;
     if (wants_dx) dx.emplace(*memory, input);
     model.backward(x.view(), dy.view(), wants_dx ? dx->view() : Tensor{});
@@ -162,9 +190,7 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
     if (!flags.gradients.empty()) {
       files::save_safetensors(flags.gradients, model_content(model, *memory, true));
     }
-    if (!flags.d_input.empty() && wants_dx) {
-      files::save_npy(flags.d_input, array_of(dx->view(), *memory));
-    }
+    if (!flags.d_input.empty()) files::save_npy(flags.d_input, array_of(dx->view(), *memory));
   }
   write_output("", info_table(model).text(format));
   return kDone;

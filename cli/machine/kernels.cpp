@@ -81,6 +81,7 @@ std::vector<int> wanted_archs(const KernelsFlags& flags) {
 }
 
 int build(const KernelsFlags& flags) {
+  check_output(flags.pack);
   const std::vector<int> archs = wanted_archs(flags);
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) throw CompileError(why_not);

@@ -38,12 +38,16 @@ class Times {
  public:
   Times(const Hardware& machine, const std::vector<std::string>& measured) : machine_(machine) {
     for (const std::string& path : measured) {
-      for (const Compared& row : compare_with_results(path, "")) {
+      const std::vector<Compared> passes = compare_with_results(path, "");
+      const std::vector<MeasuredBoth> both = both_passes_of_results(path);
+      if (passes.empty() && both.empty()) {
+        throw NothingToCompare(
+            fmt::format("--measured '{}': expected a row that a Tilewise kernel measured", path));
+      }
+      for (const Compared& row : passes) {
         keep(row.implementation + row.pass + row.problem, row.measured_ms);
       }
-      for (const MeasuredBoth& row : both_passes_of_results(path)) {
-        keep(row.implementation + kBoth + row.problem, row.ms);
-      }
+      for (const MeasuredBoth& row : both) keep(row.implementation + kBoth + row.problem, row.ms);
     }
   }
 

@@ -101,7 +101,7 @@ std::string cell_key(const Value& row) {
   return key;
 }
 
-/// Of a flash kernel of the CPU.
+/// A flash kernel of the CPU's.
 cpu::Isa isa_of(const KernelRow& kernel) {
   const std::string name = kernel.name;
   return cpu::isa_from_name(name.substr(name.rfind('_') + 1));

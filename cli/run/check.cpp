@@ -23,6 +23,8 @@
 namespace tilewise::cli {
 namespace {
 
+constexpr double kNoLimit = 1e9;  ///< seconds
+
 struct CheckFlags {
   bool smoke = false, conformance = false, three_way = false, expressions = false, seeds = false;
   bool edge = false, large = false, all = false;
@@ -31,7 +33,7 @@ struct CheckFlags {
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
   std::int64_t random = 0, variants = 1, formulas = 0;
-  double seconds = 1e9;
+  double seconds = kNoLimit;
   CommonFlags common;
 };
 
@@ -267,6 +269,8 @@ int check(const CheckFlags& flags) {
   if (flags.random == 0 && flags.lists) throw BadInput("--lists: expected --random beside it");
   if (flags.random == 0 && flags.variants > 1)
     throw BadInput("--variants: expected --random beside it");
+  if (flags.formulas == 0 && flags.seconds < kNoLimit)
+    throw BadInput("--seconds: expected --formulas beside it");
   if (flags.formulas > 0) return check_text(flags);
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);

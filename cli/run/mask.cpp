@@ -54,7 +54,7 @@ std::array<std::int64_t, 2> pair_of(const char* option, const std::string& text,
                                     std::int64_t least) {
   const std::vector<std::string> parts = split_list(option, text);
   if (parts.size() != 2) {
-    throw BadInput(fmt::format("{}: \"{}\": expected two numbers", option, text));
+    throw BadInput(fmt::format("{} '{}': expected two numbers", option, text));
   }
   return {parse_integer(option, parts[0], least), parse_integer(option, parts[1], least)};
 }
@@ -100,9 +100,10 @@ int mask(const MaskFlags& flags) {
   const Case c = case_of(flags);
   const MaterializedCase material = materialize(c, flags.seed, {}, {.guards = false});
   const Problem p = make_problem(material.forward(), material.spec(), Purpose::run);
+  if (p.batch == 0 || p.heads_q == 0) throw BadInput("--case: expected a batch entry and a head");
   if (head[0] >= p.batch || head[1] >= p.heads_q) {
     throw BadInput(
-        fmt::format("--head: {}: expected at most {},{}", flags.head, p.batch - 1, p.heads_q - 1));
+        fmt::format("--head '{}': expected at most {},{}", flags.head, p.batch - 1, p.heads_q - 1));
   }
   const auto begin = std::chrono::steady_clock::now();
   const expression::BlockMap map = map_of(p, block);

@@ -241,13 +241,18 @@ int run_files(const RunFlags& flags) {
       outcomes.push_back({choice.implementation, "", error.what(), 0.0, 0.0, {}, true});
     }
   }
-  std::string text = outcome_table(outcomes, setting).text(format);
+  const Table runs = outcome_table(outcomes, setting);
+  std::string text = runs.text(format);
   if (!flags.attended.empty()) {
     const Launch launch{.allocator = &meter, .executor = &executor};
-    text +=
-        "\n" + attended_table(parse_queries(flags.attended), flags.top, run_tokens(flags, input),
-                              tensors.forward(), tensors.spec(), wanted.front(), launch)
-                   .text(format);
+    const Table attended =
+        attended_table(parse_queries(flags.attended), flags.top, run_tokens(flags, input),
+                       tensors.forward(), tensors.spec(), wanted.front(), launch);
+    if (format == Format::json) {  // one document
+      text = Value({{"runs", runs.json()}, {"attended", attended.json()}}).dump(2) + "\n";
+    } else {
+      text += "\n" + attended.text(format);
+    }
   }
   write_output("", text);
   const bool passed = std::all_of(outcomes.begin(), outcomes.end(),

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -109,8 +110,18 @@ int run_program(int argc, const char* const* argv) {
     complain(fmt::format("{}: expected a number", error.what()));
     return kBadInput;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return program.exit(error) == 0 ? kDone : kBadInput;
-    complain(error.what());
+    if (error.get_exit_code() != 0) {
+      complain(error.what());
+      return kBadInput;
+    }
+    // Help of a command that does not exist.
+    const std::string missing = program.remaining(true).empty() ? "" : missing_command(program);
+    if (missing.empty() && program.exit(error) == 0) {
+      if (std::cout.flush()) return kDone;
+      complain("standard output: cannot be written");
+      return kBadInput;
+    }
+    complain(missing.empty() ? error.what() : missing);
     return kBadInput;
   } catch (...) {
     return report_failure();

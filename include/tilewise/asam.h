@@ -75,9 +75,11 @@ struct Config {
 
   // The model around the layers.
   int layers = 1;
-  bool final_norm = true;       ///< LayerNorm after the last layer
-  std::int64_t vocabulary = 0;  ///< 0: the input is (B, n, dim); else int32 (B, n) token numbers
-  std::int64_t classes = 0;     ///< 0: the output is (B, n, dim); else (B, classes) logits
+  bool final_norm = true;  ///< LayerNorm after the last layer
+  /// 0: the input is (B, n, dim). Else it is int32 (B, n), token numbers below `vocabulary`:
+  /// another number throws InvalidArgument on a CPU, and its features are NaN on CUDA.
+  std::int64_t vocabulary = 0;
+  std::int64_t classes = 0;  ///< 0: the output is (B, n, dim); else (B, classes) logits
   Readout readout = Readout::mean;
   /// Length of the pattern's parameters in the original layer, which has one set per length.
   std::int64_t pattern_tokens = 0;
@@ -141,8 +143,9 @@ class TILEWISE_API Model {
   /// dropout and of the patterns.
   void forward(const Tensor& x, const Tensor& y, std::uint32_t draw = 0,
                const Visible& visible = {});
-  /// Call after forward() with the same x. Adds to the parameters' gradients, and writes dx if
-  /// given. Token numbers have no dx. The tensors of `visible` must still exist.
+  /// Call after forward() with the same x, without infer() or a trainer's step between them. Adds
+  /// to the parameters' gradients, and writes dx if given. Token numbers have no dx. The tensors of
+  /// `visible` must still exist.
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx = {});
   void clear_gradients();
 
@@ -169,6 +172,8 @@ struct TrainOptions {
   bool scale_loss = false;
   double initial_scale = 65536.0;
   std::int64_t growth_interval = 2000;
+
+  bool operator==(const TrainOptions&) const = default;
 };
 
 struct TrainStatus {
@@ -186,6 +191,7 @@ class TILEWISE_API Trainer {
   ~Trainer();
 
   /// One step. x: the model's input; labels: int32 (B), below classes. Every step drops anew.
+  /// Another label throws InvalidArgument on a CPU; on CUDA the loss is NaN and the step skipped.
   void step(const Tensor& x, const Tensor& labels, const Visible& visible = {});
   /// Waits for the device.
   TrainStatus status() const;

@@ -195,6 +195,18 @@ def test_checkpointing_changes_no_gradient(device: str) -> None:
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_checkpointing_runs_attention_once() -> None:
+    """A backward recomputes no attention and chooses no blocks again."""
+    layer = make("cpu", pattern_type="selected", use_gradient_checkpointing=True).train()
+    y, _ = layer(torch.randn(2, 50, 48))
+    with Operators() as seen:
+        y.sum().backward()
+    assert "aten.addmm.default" in seen.names
+    assert "tilewise.attention_backward.default" in seen.names
+    assert "tilewise.attention_forward.default" not in seen.names
+    assert "tilewise.select_blocks.default" not in seen.names
+
+
 def test_checkpoints_load_between_modes() -> None:
     working = make("cpu")
     published = ASAMLayer(ASAMConfig(mode="faithful", dim=48, num_heads=3, dim_head=16))
@@ -301,9 +313,11 @@ class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
+        self.names.add(name)
         free = (*self.VIEWS, "detach", "split", "unbind", "empty", "aten.t.")
         self.count += not any(word in name for word in free)
         return func(*args, **(kwargs or {}))

@@ -71,3 +71,15 @@ def test_tasks_take_layers_and_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     rows = run(monkeypatch, *words, tmp_path / "rows.json")["rows"]
     assert [(row["layer"], row["seed"]) for row in rows] == [("working", 3), ("working", 4)]
     assert rows[0]["loss"] != rows[1]["loss"]
+
+
+def test_training_has_the_seed_s_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU trains in bfloat16 beside float32: its products of float16 take minutes."""
+    monkeypatch.setattr(tables, "peak_bytes", lambda job: 1)
+    words = ("training", "--device", "cpu", "--lengths", 16, "--runs", 1)
+    document = run(monkeypatch, *words, tmp_path / "rows.json")
+    (row,) = document["rows"]
+    assert "fp16_ms" not in row
+    told = document["training_16_bf16"]
+    assert told == {k: row[f"{k}_ms"] for k in ("fp32", "bf16")} | {"speedup": row["bf16_speedup"]}
+    assert 0 <= row["bf16_loss_off_percent"] < 5

@@ -103,14 +103,17 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class Engine:
     """Requests with pages in any order, and a layer of attention."""
 
-    def __init__(self, vllm: Any, device: str, **options: Any) -> None:
+    def __init__(self, vllm: Any, device: str, newer: bool = True, **options: Any) -> None:
         self.vllm, self.device = vllm, device
         backend = vllm.TilewiseBackend
         self.layer = backend.get_impl_cls()(HEADS, DIM, DIM**-0.5, KV_HEADS, **options)
-        shape = backend.get_kv_cache_shape(40, PAGE, KV_HEADS, DIM)
+        shape = (40, KV_HEADS, PAGE, 2 * DIM)
+        if not newer:
+            shape = backend.get_kv_cache_shape(40, PAGE, KV_HEADS, DIM)
         self.cache = torch.full(shape, torch.nan, device=device)
         spec = SimpleNamespace(block_size=PAGE)
-        self.builder = backend.get_builder_cls()(spec, ["layer"], None, torch.device(device))
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8))
+        self.builder = backend.get_builder_cls()(spec, ["layer"], config, torch.device(device))
         self.table = torch.randperm(40)[:36].reshape(3, 12).int().to(device)
         self.keys: list[Tensor] = [torch.empty(0, KV_HEADS, DIM) for _ in range(3)]
         self.values = [k.clone() for k in self.keys]
@@ -153,8 +156,9 @@ class Engine:
             torch.testing.assert_close(out[part], exact[0], atol=1e-5, rtol=0)
 
 
-def test_prefill_chunks_and_decoding(vllm: Any, device: str) -> None:
-    engine = Engine(vllm, device)
+@pytest.mark.parametrize("newer", [True, False])
+def test_prefill_chunks_and_decoding(vllm: Any, device: str, newer: bool) -> None:
+    engine = Engine(vllm, device, newer)
     engine.step([9, 3, 14])  # prompts
     engine.step([1, 1, 1])  # decoding
     engine.step([7, 1, 2])  # a chunk beside decoding
@@ -180,6 +184,23 @@ def test_options_of_layers(
     engine = Engine(vllm, device, **options)
     engine.step([9, 3, 14], **meaning)
     engine.step([1, 1, 1], **meaning)
+
+
+def test_a_captured_step_finds_its_metadata(vllm: Any) -> None:
+    """What build() computes lies at one place, and is the last step's."""
+    engine = Engine(vllm, "cpu")
+    engine.step([9, 3, 14])
+    common = sys.modules["vllm.v1.attention.backend"].CommonAttentionMetadata
+    found = []
+    for rows, lengths in ((1, [10, 4, 15]), (2, [12, 6, 17])):
+        starts = torch.arange(4, dtype=torch.int32) * rows
+        lengths = torch.tensor(lengths, dtype=torch.int32)
+        meta = engine.builder.build(
+            0, common(starts, lengths, 3, 3 * rows, rows, 40, engine.table)
+        )
+        found.append(meta.filled)
+        assert torch.equal(meta.filled, lengths - rows)
+    assert found[0].data_ptr() == found[1].data_ptr()
 
 
 def test_without_a_mask(vllm: Any, device: str) -> None:
@@ -221,7 +242,9 @@ def test_what_it_says_of_itself(vllm: Any) -> None:
     backend = vllm.TilewiseBackend
     assert backend.supports_head_size(256) and not backend.supports_head_size(257)
     assert backend.supports_sink() and backend.supports_non_causal()
+    assert backend.supports_sliding_window()
     assert [s.base for s in backend.get_supported_kernel_block_sizes()] == [1]
+    assert [s.base for s in backend.get_supported_kernel_block_sizes(SimpleNamespace())] == [1]
     assert backend.supports_compute_capability(SimpleNamespace(major=9, minor=0))
     assert not backend.supports_compute_capability(SimpleNamespace(major=7, minor=5))
     for options in ({"attn_type": "encoder_only"}, {"kv_cache_dtype": "fp8"}):

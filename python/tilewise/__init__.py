@@ -12,6 +12,7 @@
 - append_kv: appends keys and values to a contiguous or paged cache.
 - prefix_attention: attention over a prefix that all sequences share.
 - tree_mask: the mask of a tree of speculative tokens.
+- packed_mask: a bool mask in one bit a pair.
 - tilewise.asam: layers with adaptive sparse attention.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ._attention import Gradients, attention, attention_backward, plan
 from ._native import KernelInfo, Plan, kernels
 from ._native import version as __version__
+from ._packed_mask import mask_words, packed_mask
 from ._spec import BlockList
 from ._tree import tree_mask, tree_words
 
@@ -33,6 +35,8 @@ __all__ = [
     "attention",
     "attention_backward",
     "kernels",
+    "mask_words",
+    "packed_mask",
     "plan",
     "tree_mask",
     "tree_words",

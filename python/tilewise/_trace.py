@@ -55,13 +55,14 @@ def _cure(name: str) -> Callable[..., Any]:
 class Traced:
     """A value that depends on the pair, during tracing: an operation on other values."""
 
-    __slots__ = ("arguments", "lanes", "operation")
+    __slots__ = ("arguments", "kind", "lanes", "operation")
     __hash__ = object.__hash__
 
     def __init__(self, operation: str, arguments: tuple[Any, ...], lanes: int = 0) -> None:
         self.operation = operation  # a template for the text of its arguments, or a leaf's name
         self.arguments = arguments
         self.lanes = lanes  # entries of a short vector; 0 = one number
+        self.kind: int | None = None  # see _trace_kinds
 
     def __repr__(self) -> str:
         return f"<traced {write(self)}>"

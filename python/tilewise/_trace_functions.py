@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import _trace_activations, _trace_kinds
+
 if TYPE_CHECKING:
     from ._trace import Captured, Traced
 
@@ -65,13 +67,7 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     "positive": ("{0}", 1),
     "square": ("pow({0}, 2)", 1),
     "reciprocal": ("(1.0 / {0})", 1),
-    "pow": ("pow({0}, {1})", 2),
-    "power": ("pow({0}, {1})", 2),
     "float_power": ("pow(float({0}), {1})", 2),
-    "minimum": ("min({0}, {1})", 2),
-    "fmin": ("min({0}, {1})", 2),
-    "maximum": ("max({0}, {1})", 2),
-    "fmax": ("max({0}, {1})", 2),
     "clamp_min": ("max({0}, {1})", 2),
     "clamp_max": ("min({0}, {1})", 2),
     "expit": ("sigmoid({0})", 1),
@@ -80,12 +76,13 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     "absolute": ("abs({0})", 1),
     "fabs": ("abs({0})", 1),
     "log2": ("(log({0}) * 1.4426950408889634)", 1),
-    "log1p": ("log(1.0 + {0})", 1),
-    "expm1": ("(exp({0}) - 1.0)", 1),
     "log10": ("(log({0}) * 0.4342944819032518)", 1),
-    "log_sigmoid": ("(min({0}, 0.0) - log(1.0 + exp(-abs({0}))))", 1),
-    "hypot": ("sqrt(({0} * {0}) + ({1} * {1}))", 2),
     "isinf": ("(abs({0}) == inf)", 1),
+    "isnan": ("({0} != {0})", 1),
+    "isfinite": ("(abs({0}) < inf)", 1),
+    "fmin": ("where({0} != {0}, {1}, where({1} != {1}, {0}, min({0}, {1})))", 2),
+    "fmax": ("where({0} != {0}, {1}, where({1} != {1}, {0}, max({0}, {1})))", 2),
+    **_trace_activations.TEMPLATES,
     **{
         name: (f"{name}({{0}})", 1)
         for name in (
@@ -106,9 +103,7 @@ _CASTS = {
     "bool": "bool({0})",
 }
 # What gives another value of the same meaning.
-_SAME = frozenset(
-    {"clone", "contiguous", "detach", "squeeze", "type_as", "item_", "requires_grad_"}
-)
+_SAME = frozenset({"clone", "contiguous", "squeeze", "type_as", "item_", "requires_grad_"})
 _RANDOM = frozenset(
     "rand randn randint rand_like randn_like randint_like randperm bernoulli normal multinomial "
     "poisson dropout random_ uniform_ normal_ bernoulli_ exponential_ log_normal_ cauchy_ "
@@ -214,6 +209,24 @@ def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     raise _error(f"div's rounding_mode is {rounding_mode!r}: expected 'floor' or 'trunc'")
 
 
+def _of_booleans(boolean: str, template: str, a: Any, b: Any) -> Any:
+    """As torch has it, sums and products of booleans are booleans."""
+    a, b = _types["operand"](a), _types["operand"](b)
+    return _make(boolean if _trace_kinds.are_booleans(a, b) else template, a, b)
+
+
+def _add(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return _of_booleans("({0} | {1})", "({0} + {1})", a, b if alpha == 1 else b * alpha)
+
+
+def _pow(a: Any, b: Any) -> Any:
+    a, b = _types["operand"](a), _types["operand"](b)
+    exponent = _trace_kinds.power_of_two(a)
+    if exponent is not None and b.arguments and _trace_kinds.are_integers(b):
+        return _make("(1 << ({0} * {1}))", b, exponent)
+    return _make("pow({0}, {1})", a, b)
+
+
 def _trunc(x: Any) -> Any:
     return _make("(sign({0}) * floor(abs({0})))", x)
 
@@ -222,33 +235,6 @@ def _round(x: Any, decimals: int = 0) -> Any:
     if decimals:
         raise _error("round to decimals is not traced")
     return _make("round({0})", x)
-
-
-def _gelu(x: Any, approximate: str = "none") -> Any:
-    if approximate == "none":
-        return _make("gelu({0})", x)
-    inner = _make("(0.7978845608028654 * ({0} + (0.044715 * pow({0}, 3))))", x)
-    return _make("((0.5 * {0}) * (1.0 + tanh({1})))", x, inner)
-
-
-def _activation(template: str, x: Any, inplace: bool = False) -> Any:
-    if inplace:
-        raise _error("writes in place are not traced: leave inplace out")
-    return _make(template, x)
-
-
-def _leaky_relu(x: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    return _make(
-        "({0} + ({1} * ({2} - {0})))", _activation("relu({0})", x, inplace), negative_slope, x
-    )
-
-
-def _hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Any:
-    return _clamp(_activation("{0}", x, inplace), min_val, max_val)
-
-
-def _softplus(x: Any) -> Any:
-    return _make("(max({0}, 0.0) + log(1.0 + exp(-abs({0}))))", x)
 
 
 def _lerp(a: Any, b: Any, weight: Any) -> Any:
@@ -264,6 +250,9 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
 
 
 def _fmod(a: Any, b: Any) -> Any:
+    a, b = _types["operand"](a), _types["operand"](b)
+    if _trace_kinds.are_integers(a, b):
+        return _make("({0} - ({1} * ((sign({0}) * sign({1})) * (abs({0}) // abs({1})))))", a, b)
     return _make("({0} - ({1} * (sign({0} / {1}) * floor(abs({0} / {1})))))", a, b)
 
 
@@ -307,10 +296,11 @@ def _dot(a: Any, b: Any) -> Any:
     return _reduce("sum", _make("({0} * {1})", _as_vector(a, "dot"), _as_vector(b, "dot")))
 
 
-def _minimum(name: str, template: str, *arguments: Any, **options: Any) -> Any:
+def _least(name: str, template: str, *arguments: Any, **options: Any) -> Any:
     if len(arguments) + len(options) != 2:
         raise _error(f"{name} of one value is not traced: short vectors have any, all, sum, mean")
-    return _make(template, *arguments, *options.values())
+    boolean = "({0} & {1})" if "min" in template else "({0} | {1})"
+    return _of_booleans(boolean, template, *arguments, *options.values())
 
 
 def _isin(x: Any, among: Any, **options: Any) -> Any:
@@ -331,13 +321,17 @@ def _unsqueeze(x: Any, dim: Any = -1) -> Any:
 
 
 def _full_like(x: Any, value: Any, dtype: Any = None, **_: Any) -> Any:
+    made = _types["operand"](value)
     if dtype is not None:
-        return _to(_make("{0}", value), dtype)
-    return _make("where(true, {1}, {0})", x, value) if isinstance(value, bool) else value
+        return _to(made, dtype)
+    x = _types["operand"](x)
+    if _trace_kinds.are_booleans(x):
+        return _make("bool({0})", made)
+    return _make("int({0})" if _trace_kinds.are_integers(x) else "float({0})", made)
 
 
 def _like(value: int) -> Make:
-    return lambda x, dtype=None, **_: value if dtype is None else _full_like(x, value, dtype)
+    return lambda x, dtype=None, **_: _full_like(x, value, dtype)
 
 
 _FUNCTIONS: dict[str, Make] = {
@@ -346,7 +340,13 @@ _FUNCTIONS: dict[str, Make] = {
     **{name: functools.partial(_reduce, name) for name in _REDUCTIONS},
     **dict.fromkeys(_SAME, _same),
     "sub": lambda a, b, alpha=1: _make("({0} - {1})", a, b if alpha == 1 else b * alpha),
-    "add": lambda a, b, alpha=1: _make("({0} + {1})", a, b if alpha == 1 else b * alpha),
+    "add": _add,
+    **{
+        name: functools.partial(_of_booleans, "({0} & {1})", "({0} * {1})")
+        for name in ("mul", "multiply")
+    },
+    "pow": _pow,
+    "power": _pow,
     "where": _where,
     "clamp": _clamp,
     "clip": _clamp,
@@ -355,12 +355,6 @@ _FUNCTIONS: dict[str, Make] = {
     "trunc": _trunc,
     "fix": _trunc,
     "round": _round,
-    "gelu": _gelu,
-    "relu": functools.partial(_activation, "relu({0})"),
-    "silu": functools.partial(_activation, "silu({0})"),
-    "softplus": _softplus,
-    "leaky_relu": _leaky_relu,
-    "hardtanh": _hardtanh,
     "lerp": _lerp,
     "addcmul": _addcmul,
     "masked_fill": _masked_fill,
@@ -372,14 +366,21 @@ _FUNCTIONS: dict[str, Make] = {
     "inner": _dot,
     "matmul": _dot,
     "vdot": _dot,
-    "min": functools.partial(_minimum, "min", "min({0}, {1})"),
-    "max": functools.partial(_minimum, "max", "max({0}, {1})"),
+    **{
+        name: functools.partial(_least, name, f"{name[:3]}({{0}}, {{1}})")
+        for name in ("min", "max", "minimum", "maximum")
+    },
     "isin": _isin,
     "unsqueeze": _unsqueeze,
     "zeros_like": _like(0),
     "ones_like": _like(1),
     "full_like": _full_like,
 }
+
+
+_FUNCTIONS.update(
+    _trace_activations.functions(lambda *arguments: _make(*arguments), lambda text: _error(text))
+)
 
 
 def call_named(name: str, arguments: Any, options: Any) -> Any:
@@ -399,6 +400,11 @@ def call_named(name: str, arguments: Any, options: Any) -> Any:
 def _unknown(name: str) -> str:
     if name in _RANDOM:
         return f"{name} is random: draw it before, and capture the tensor"
+    if name.startswith("detach"):
+        return (
+            "detach of a traced value is not traced: a formula's derivative is its own; index the "
+            "tensor that is detached, table.detach()[i]"
+        )
     if name == "item":
         return "item() cannot see its value: leave it out"
     if name in _READERS:

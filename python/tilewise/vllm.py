@@ -60,6 +60,9 @@ class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # ty
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.page_size = kv_cache_spec.block_size
+        # A captured step reads where the capture's metadata lay: what build() computes stays there.
+        seats = vllm_config.scheduler_config.max_num_seqs
+        self.filled = torch.empty(seats, dtype=torch.int32, device=device)
 
     def build(
         self,
@@ -74,6 +77,10 @@ class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # ty
         starts, lengths = common.query_start_loc, common.seq_lens
         tokens, rows = common.num_actual_tokens, common.max_query_len
         room = common.block_table_tensor.shape[1] * self.page_size
+        if lengths.shape[0] > self.filled.shape[0]:
+            self.filled = torch.empty_like(lengths)
+        filled = self.filled[: lengths.shape[0]]
+        torch.sub(lengths, starts[1:] - starts[:-1], out=filled)
         bound = -(-max(common.max_seq_len, 1) // _KEYS_STEP) * _KEYS_STEP
         return TilewiseMetadata(
             num_actual_tokens=tokens,
@@ -82,7 +89,7 @@ class TilewiseMetadataBuilder(AttentionMetadataBuilder[TilewiseMetadata]):  # ty
             max_seq_len=min(bound, room),
             query_start_loc=starts,
             seq_lens=lengths,
-            filled=lengths - (starts[1:] - starts[:-1]),
+            filled=filled,
             block_table=common.block_table_tensor,
             causal=common.causal,
         )
@@ -107,7 +114,7 @@ class TilewiseBackend(AttentionBackend):  # type: ignore[misc]
         return TilewiseMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(1)]
 
     @staticmethod
@@ -118,12 +125,17 @@ class TilewiseBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """K and V of a page are adjacent: (pages, 2, page_size, Hk, D)."""
+        """K and V of a page are adjacent: (pages, 2, page_size, Hk, D). Newer versions of vLLM do not
+        ask: their caches are (pages, Hk, page_size, 2 D), in any order of memory."""
         return num_blocks, 2, block_size, num_kv_heads, head_size
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return 1 <= head_size <= 256
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -193,8 +205,8 @@ class TilewiseImpl(AttentionImpl[TilewiseMetadata]):  # type: ignore[misc]
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query (tokens, Hq, D), key and value (tokens, Hk, D), kv_cache (pages, 2, page_size, Hk,
-        D).
+        """query (tokens, Hq, D), key and value (tokens, Hk, D), kv_cache (pages, Hk, page_size, 2 D)
+        or (pages, 2, page_size, Hk, D).
 
         Writes output (tokens, Hq, D) or (tokens, Hq * D) in place and returns it. A request without
         room in its pages keeps its keys.
@@ -205,7 +217,10 @@ class TilewiseImpl(AttentionImpl[TilewiseMetadata]):  # type: ignore[misc]
             return output.zero_()
         meta = attn_metadata
         tokens, rows = meta.num_actual_tokens, meta.uniform_rows
-        k_cache, v_cache = kv_cache.unbind(1)
+        if kv_cache.ndim == 4:
+            k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, -1)
+        else:
+            k_cache, v_cache = kv_cache.unbind(1)
 
         def form(x: Tensor) -> Tensor:
             """Tokens as (B, rows, H, D), or packed."""

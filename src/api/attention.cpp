@@ -2,6 +2,7 @@
 #include "tilewise/attention.h"
 
 #include <algorithm>
+#include <string>
 #include <tuple>
 
 #include "api/execute.h"
@@ -9,18 +10,34 @@
 #include "api/plan_cache.h"
 #include "api/workspace.h"
 #include "build_info.h"
-#include "plan/choose.h"
+#include "plan/kernel_row.h"
 #include "plan/problem_key.h"
+#include "problem/apart.h"
 
 namespace tilewise {
 namespace {
 
+/// Saved state that is given has memory, and enough of it.
+void require_saved(const Problem& problem, const Plan& plan) {
+  const SavedState& saved = problem.saved;
+  if (plan.saved_bytes == 0 || (saved.data == nullptr && saved.bytes <= 0)) return;
+  if (saved.data == nullptr) {
+    throw InvalidArgument("saved.data is null: expected " + std::to_string(plan.saved_bytes) +
+                          " bytes for " + plan.kernel + ", or saved.bytes of 0");
+  }
+  if (saved.bytes < plan.saved_bytes) {
+    throw InvalidArgument("saved.bytes is " + std::to_string(saved.bytes) + ": " + plan.kernel +
+                          " needs at least " + std::to_string(plan.saved_bytes));
+  }
+  require_usable("saved", saved.data, plan.saved_bytes, problem);
+}
+
 /// `made`: what the row's prepare() remembered for this problem.
 void launch_row(const KernelRow& row, const Plan& plan, const void* made, const Problem& problem,
                 const Launch& launch) {
-  if (problem.saved.data != nullptr && problem.saved.bytes < plan.saved_bytes) {
-    throw InvalidArgument("saved.bytes is " + std::to_string(problem.saved.bytes) + ": " +
-                          plan.kernel + " needs at least " + std::to_string(plan.saved_bytes));
+  require_saved(problem, plan);
+  if (launch.workspace != nullptr) {
+    require_usable("workspace", launch.workspace, plan.workspace_bytes, problem);
   }
   const Workspace workspace(plan.workspace_bytes, plan.device, plan.kernel, launch);
   Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
@@ -30,14 +47,6 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
            .workspace = workspace.data(),
            .stream = launch.stream,
            .executor = executor});
-}
-
-Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
-  const auto rows = kernel_table();
-  const Hardware& at_hand = machine != nullptr ? *machine : machine_at_hand(problem.device);
-  const bool tuned = machine == nullptr || machine->at_hand;
-  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows,
-                tuned ? tuning_at_hand(at_hand) : nullptr);
 }
 
 template <class Tensors>

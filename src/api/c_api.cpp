@@ -196,14 +196,22 @@ class CExecutor final : public tilewise::Executor {
   }
   int concurrency() const override { return e_.concurrency; }
   void parallel_for(std::int64_t tasks, const Body& body) override {
-    Call call{body};
+    Call call{body, tasks, e_.concurrency};
     e_.parallel_for(e_.context, tasks, run_body, &call);
     if (call.error) std::rethrow_exception(call.error);
+    if (call.ran != tasks) {
+      throw tilewise::InvalidArgument("executor.parallel_for ran " +
+                                      std::to_string(call.ran.load()) + " of " +
+                                      std::to_string(tasks) + " tasks: expected each of them once");
+    }
   }
 
  private:
   struct Call {
     const Body& body;
+    std::int64_t tasks;
+    std::int32_t workers;
+    std::atomic<std::int64_t> ran{0};
     std::atomic_flag failed{};  ///< bodies run at the same time: the first to fail sets `error`
     std::exception_ptr error{};
   };
@@ -211,7 +219,14 @@ class CExecutor final : public tilewise::Executor {
   static void run_body(void* context, std::int64_t task, std::int32_t worker) {
     auto* call = static_cast<Call*>(context);
     try {
+      if (task < 0 || task >= call->tasks || worker < 0 || worker >= call->workers) {
+        throw tilewise::InvalidArgument("executor.parallel_for gave task " + std::to_string(task) +
+                                        " and worker " + std::to_string(worker) +
+                                        ": expected less than " + std::to_string(call->tasks) +
+                                        " and " + std::to_string(call->workers));
+      }
       call->body(task, worker);
+      call->ran.fetch_add(1, std::memory_order_relaxed);
     } catch (...) {
       if (!call->failed.test_and_set()) call->error = std::current_exception();
     }

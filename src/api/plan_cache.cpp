@@ -36,14 +36,18 @@ std::string names(const Choice& choice) {
 }
 
 std::shared_ptr<const Plan> make(const Problem& problem, const Choice& choice) {
-  const auto rows = kernel_table();
-  const Hardware& machine = machine_at_hand(problem.device);
-  return std::make_shared<const Plan>(choose(problem, machine,
-                                             with_environment(choice, problem.pass, rows), rows,
-                                             tuning_at_hand(machine)));
+  return std::make_shared<const Plan>(plan_problem(problem, choice));
 }
 
 }  // namespace
+
+Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine) {
+  const auto rows = kernel_table();
+  const Hardware& at_hand = machine != nullptr ? *machine : machine_at_hand(problem.device);
+  const bool tuned = machine == nullptr || machine->at_hand;
+  return choose(problem, at_hand, with_environment(choice, problem.pass, rows), rows,
+                tuned ? tuning_at_hand(at_hand) : nullptr);
+}
 
 std::shared_ptr<const Plan> kept_plan(const Problem& problem, const Choice& choice) {
   if (reads_host_lengths(problem)) return make(problem, choice);

@@ -207,7 +207,7 @@ class Rows {
         for (std::int32_t column = r.column; column < r.column_end; ++column) {
           const auto to = static_cast<std::size_t>(begin + at_[static_cast<std::size_t>(row)]++);
           map_.block_index[to] = column;
-          map_.block_full[to] = r.full ? 1 : 0;
+          map_.block_full[to] = r.full && !p_.mask.defined() ? 1 : 0;
         }
       }
     }

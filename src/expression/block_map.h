@@ -17,7 +17,7 @@ struct BlockMap {
   std::int64_t batch = 1, heads = 1, query_blocks = 0;  ///< axes of row_offsets; 1: for all
   std::int64_t block_q = 0, block_k = 0;
   std::vector<std::int32_t> row_offsets, block_index;
-  std::vector<std::uint8_t> block_full;  ///< neither mask, position nor length hides a pair
+  std::vector<std::uint8_t> block_full;  ///< no mask, position or length hides a pair
 
   /// Views, for as long as the map stays where it is.
   BlockList list() const;
@@ -27,7 +27,8 @@ struct BlockMap {
 /// problem's own list, whose block sizes must then be these. Exact: a block is listed only if a
 /// pair is visible, and full if all are. Boxes of blocks are looked at first, so that the time
 /// grows with the border of what is visible. Lengths and captured tensors are in host memory. A
-/// problem's bool mask is not looked at. Throws OutOfMemory past 2^31 entries.
+/// problem's bool mask is not looked at: beside one no block is full, unless the problem's own list
+/// says so. Throws OutOfMemory past 2^31 entries.
 BlockMap make_block_map(const Problem& problem, const Function& mask, std::int64_t block_q,
                         std::int64_t block_k);
 

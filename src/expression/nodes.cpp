@@ -127,6 +127,12 @@ bool NodeTable::Equal::operator()(const Node& a, const Node& b) const {
          std::bit_cast<std::uint64_t>(a.real) == std::bit_cast<std::uint64_t>(b.real);
 }
 
+void require_32_bits(std::int64_t constant) {
+  if (wrap32(constant) == constant) return;
+  throw InvalidArgument("expression: the integer " + std::to_string(constant) +
+                        " does not fit in 32 bits; write it as a real");
+}
+
 NodeTable::NodeTable(const Program& program) : captures_(program.captures) {
   for (const Node& node : program.nodes) intern(node);
 }
@@ -378,10 +384,7 @@ Program NodeTable::finish(std::span<std::int32_t*> roots) const {
     for (std::size_t a = 0; a < node.count; ++a) {
       node.args[a] = moved[static_cast<std::size_t>(node.args[a])];
     }
-    if (node.op == Op::constant && wrap32(node.integer) != node.integer) {
-      throw InvalidArgument("expression: the integer " + std::to_string(node.integer) +
-                            " does not fit in 32 bits; write it as a real");
-    }
+    if (node.op == Op::constant) require_32_bits(node.integer);
     moved[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(program.nodes.size());
     program.nodes.push_back(node);
     program.text += node_text(node) + ';';

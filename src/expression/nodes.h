@@ -12,6 +12,9 @@
 
 namespace tilewise::expression {
 
+/// Throws InvalidArgument for an integer that a kernel cannot hold.
+void require_32_bits(std::int64_t constant);
+
 class NodeTable {
  public:
   explicit NodeTable(std::vector<CaptureType> captures) : captures_(std::move(captures)) {}

@@ -10,9 +10,11 @@
 namespace tilewise::asam {
 
 template <class T>
-std::unique_ptr<Ops<T>> make_ops(const Config& config, const Launch& launch) {
+std::unique_ptr<Ops<T>> make_ops(const Config& config, const Launch& launch, Memory& memory) {
   if constexpr (std::is_same_v<T, float>) {
-    if (config.device.type == DeviceType::cuda) return std::make_unique<CudaOps>(config, launch);
+    if (config.device.type == DeviceType::cuda) {
+      return std::make_unique<CudaOps>(config, launch, memory);
+    }
   }
   return std::make_unique<CpuOps<T>>(launch.executor != nullptr ? *launch.executor
                                                                 : default_executor());

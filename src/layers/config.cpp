@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "layers/model.h"
+#include "problem/arguments.h"
 
 namespace tilewise::asam {
 namespace {
@@ -95,10 +96,10 @@ void check_config(const Config& c) {
   const auto block = static_cast<std::uint64_t>(c.block_size);
   require(c.block_size >= 16 && c.block_size <= 256 && std::has_single_bit(block), "block_size",
           std::to_string(c.block_size), "expected a power of two from 16 to 256");
-  require(c.density > 0.0 && c.density <= 1.0, "density", std::to_string(c.density),
+  require(c.density > 0.0 && c.density <= 1.0, "density", arguments::number_text(c.density),
           "it must be in (0, 1]");
   require(c.route_above >= 0.5 && c.route_above <= 1.0, "route_above",
-          std::to_string(c.route_above), "it must be in [0.5, 1]");
+          arguments::number_text(c.route_above), "it must be in [0.5, 1]");
   require(c.dtype == DType::float32 || c.dtype == DType::float64, "dtype",
           std::string(dtype_name(c.dtype)), "expected float32 or float64");
   require(c.dtype == DType::float32 || c.device.type == DeviceType::cpu, "device",

@@ -94,10 +94,10 @@ cuda::KernelUnit step_unit(Step step) {
           .args = name.args};
 }
 
-CudaOps::CudaOps(const Config& config, const Launch& launch)
+CudaOps::CudaOps(const Config& config, const Launch& launch, Memory& memory)
     : device_(config.device.index),
       stream_(launch.stream),
-      memory_(config.device, launch),
+      memory_(memory),
       compute_(config.compute),
       vocabulary_(config.vocabulary) {
   products_.room(memory_, cuda::kCublasWorkspaceBytes);
@@ -357,8 +357,12 @@ void CudaOps::join_masks(const JoinedMask& m) {
 }
 
 void CudaOps::embed(const std::int32_t* ids, const float* table, float* y, Shape s) {
-  const steps::EmbedArgs args{
-      .ids = ids, .table = table, .y = y, .rows = s.rows, .cols = static_cast<int>(s.cols)};
+  const steps::EmbedArgs args{.ids = ids,
+                              .table = table,
+                              .y = y,
+                              .rows = s.rows,
+                              .cols = static_cast<int>(s.cols),
+                              .vocabulary = static_cast<int>(vocabulary_)};
   start(Step::embed, args, blocks_for(s.rows * s.cols));
 }
 

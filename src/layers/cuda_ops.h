@@ -83,7 +83,8 @@ layer_steps::ChoiceArgs choice_args(const Choice<float>& choice);
 
 class CudaOps final : public Ops<float> {
  public:
-  CudaOps(const Config& config, const Launch& launch);
+  /// `memory` is the model's and outlives it.
+  CudaOps(const Config& config, const Launch& launch, Memory& memory);
 
   void synchronize() override;
   void clear(void* x, std::int64_t bytes) override;
@@ -166,7 +167,7 @@ class CudaOps final : public Ops<float> {
 
   int device_;
   void* stream_;
-  Memory memory_;
+  Memory& memory_;
   std::array<cuda::Kernel, kSteps> kernels_;  ///< loaded at their first use
   DType compute_;
   Buffer<std::byte> products_;  ///< cuBLAS's workspace

@@ -248,6 +248,7 @@ class PublishedMixer final : public Mixer<T> {
     const std::int64_t bytes = mask_heads(run.config) * square;
     std::uint8_t* room = mask_.room(run.memory, bytes);  // a budget refuses it before it is made
     run.ops.upload(room, pattern_mask(run.config, run.tokens, weights).data(), bytes);
+    run.memory.begin_epoch();
     tokens_ = run.tokens;
     weights_ = weights;
   }

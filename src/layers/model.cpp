@@ -1,9 +1,13 @@
 #include "layers/model.h"
 
+#include <limits>
+#include <optional>
+
 #include "layers/backend.h"
 #include "layers/layer.h"
 #include "layers/replay.h"
 #include "problem/arguments.h"
+#include "problem/blocks.h"
 
 namespace tilewise::asam {
 namespace {
@@ -26,11 +30,23 @@ bool lies_without_gaps(const Tensor& t) {
   return t.data != nullptr;
 }
 
+/// Throws InvalidArgument where a number of `t` is not in [0, end). On the host alone: a device's
+/// kernels give NaN for it.
+void require_below(const char* name, const Tensor& t, std::int64_t end) {
+  if (t.device.type != DeviceType::cpu) return;
+  const auto* values = static_cast<const std::int32_t*>(t.data);
+  for (std::int64_t n = 0; n < t.numel(); ++n) {
+    if (values[n] >= 0 && values[n] < end) continue;
+    throw InvalidArgument(std::string(name) + ": entry " + std::to_string(n) + " is " +
+                          std::to_string(values[n]) + ": expected 0 to " + std::to_string(end - 1));
+  }
+}
+
 template <class T>
 class ModelOf final : public Model::Impl {
  public:
   ModelOf(const Config& c, const Launch& l)
-      : memory_(c.device, l), held_(memory_), ops_(make_ops<T>(c, l)) {
+      : memory_(c.device, l), held_(memory_), ops_(make_ops<T>(c, l, memory_)) {
     config = c;
     launch = l;
     if (c.vocabulary > 0) {
@@ -54,17 +70,20 @@ class ModelOf final : public Model::Impl {
     check_output("y", y, x);
     const Run<T> run = make_run(x, training, draw, visible);
     T* const out = static_cast<T*>(y.data);
-    if (training) {
-      visible_ = visible;
-      return forward_pass(run, x, out);
-    }
-    replayed(inference_, run, x, y, [&] { forward_pass(run, x, out); });
+    begin(run);
+    if (!training) return replayed(inference_, run, x, y, {}, [&] { forward_pass(run, x, out); });
+    forward_pass(run, x, out);
+    saved_ = Saved{.batch = run.batch, .tokens = run.tokens, .draw = draw, .visible = visible};
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
     check_input(x);
     check_output("dy", dy, x);
-    if (kept_of_ != std::pair(x.sizes[0], x.sizes[1])) {
+    if (!saved_) {
+      throw InvalidArgument(
+          "backward(): expected a forward() before it, without infer() or a step between them");
+    }
+    if (saved_->batch != x.sizes[0] || saved_->tokens != x.sizes[1]) {
       throw InvalidArgument("x is " + x.describe() + ": expected the shape of the last forward()");
     }
     require(!dx.defined() || config.vocabulary == 0, "dx", dx, "no gradient for token numbers");
@@ -72,8 +91,8 @@ class ModelOf final : public Model::Impl {
       require(dx.rank == 3 && dx.sizes == x.sizes && dx.dtype == x.dtype && lies_without_gaps(dx),
               "dx", dx, "the shape and type of x");
     }
-    backward_pass(make_run(x, true, draw_, visible_), x, static_cast<const T*>(dy.data),
-                  static_cast<T*>(dx.data));
+    backward_pass(make_run(x, true, saved_->draw, saved_->visible), x,
+                  static_cast<const T*>(dy.data), static_cast<T*>(dx.data));
   }
 
   void clear_gradients() override {
@@ -107,11 +126,13 @@ class ModelOf final : public Model::Impl {
     require(labels.rank == 1 && labels.sizes[0] == x.sizes[0] && labels.dtype == DType::int32 &&
                 labels.device == config.device && lies_without_gaps(labels),
             "labels", labels, "int32 (B) on " + device_name(config.device));
+    require_below("labels", labels, config.classes);
     Run<T> run = make_run(x, true, 0, visible);
+    begin(run);
     run.state = state_.get();
     T* logits = logits_.room(memory_, run.batch * config.classes);
     T* d_logits = d_logits_.room(memory_, run.batch * config.classes);
-    replayed(training_, run, x, labels,
+    replayed(training_, run, x, labels, options,
              [&] { train_pass(run, x, labels, logits, d_logits, options); });
   }
 
@@ -125,12 +146,33 @@ class ModelOf final : public Model::Impl {
  private:
   static constexpr auto kElementBytes = static_cast<std::int64_t>(sizeof(T));
 
-  /// Does the work, as a graph where the model is asked to.
+  /// What the last forward() in training says to its backward().
+  struct Saved {
+    std::int64_t batch = 0, tokens = 0;
+    std::uint32_t draw = 0;
+    Visible visible;
+  };
+
+  /// A pass writes over what the last forward() saved.
+  void begin(const Run<T>& run) {
+    saved_.reset();
+    last_batch_ = run.batch;
+  }
+
+  /// Does the work, as a graph where the model is asked to. `options`: a step's.
   void replayed(Replay& replay, const Run<T>& run, const Tensor& x, const Tensor& y,
-                const std::function<void()>& work) {
+                const TrainOptions& options, const std::function<void()>& work) {
     if (!config.graph) return work();
-    replay.run(config.device.index, launch.stream,
-               {x.data, y.data, run.lengths, run.mask.data, run.batch, run.tokens}, work);
+    const Replay::Key key{.x = x.data,
+                          .y = y.data,
+                          .lengths = run.lengths,
+                          .mask = run.mask.data,
+                          .mask_strides = {run.mask.strides[0], run.mask.strides[1],
+                                           run.mask.strides[2], run.mask.strides[3]},
+                          .batch = run.batch,
+                          .tokens = run.tokens,
+                          .options = options};
+    replay.run(config.device.index, launch.stream, memory_, key, work);
   }
 
   void train_pass(const Run<T>& run, const Tensor& x, const Tensor& labels, T* logits, T* d_logits,
@@ -178,7 +220,18 @@ class ModelOf final : public Model::Impl {
           arguments::expand("mask", visible.mask, {run.batch, config.heads, run.tokens, run.tokens},
                             "(B, heads, n, n)");
     }
+    if (config.kind == LayerKind::adaptive) check_lists(x);
     return run;
+  }
+
+  /// The adaptive layer's lists have room for every pair of blocks, for every head twice, and count
+  /// in 32 bits.
+  void check_lists(const Tensor& x) const {
+    const std::int64_t blocks = ceil_div(x.sizes[1], config.block_size);
+    const std::int64_t pairs = 2 * config.heads * blocks * blocks;
+    require(pairs <= std::numeric_limits<std::int32_t>::max() / x.sizes[0], "x", x,
+            "block lists of fewer than 2^31 pairs: take a larger config.block_size or a smaller "
+            "batch");
   }
 
   void check_input(const Tensor& x) const {
@@ -191,6 +244,7 @@ class ModelOf final : public Model::Impl {
             lies_without_gaps(x),
         "x", x,
         std::string(dtype_name(dtype)) + shape + " without gaps on " + device_name(config.device));
+    if (ids) require_below("x", x, config.vocabulary);
   }
   void check_output(const char* name, const Tensor& y, const Tensor& x) const {
     const bool tokens = config.classes == 0;
@@ -221,11 +275,6 @@ class ModelOf final : public Model::Impl {
 
   void forward_pass(const Run<T>& run, const Tensor& x, T* y) {
     const TokenShape shape = run.shape();
-    last_batch_ = run.batch;
-    if (run.training) {
-      draw_ = run.draw;
-      kept_of_ = {run.batch, run.tokens};
-    }
     T* h = tokens(run, 0);
     if (config.vocabulary > 0) {
       ops_->embed(static_cast<const std::int32_t*>(x.data), parameters_.value(embedding_), h,
@@ -307,9 +356,7 @@ class ModelOf final : public Model::Impl {
   LayerScratch<T> scratch_;
   Buffer<T> normal_, statistics_, pooled_, d_tokens_, d_normal_, d_pooled_, dz_;
   std::int64_t last_batch_ = 0;
-  std::pair<std::int64_t, std::int64_t> kept_of_{-1, -1};
-  std::uint32_t draw_ = 0;
-  Visible visible_;  ///< of the last forward() in training
+  std::optional<Saved> saved_;
   Replay inference_, training_;
 
   Buffer<TrainState> state_;

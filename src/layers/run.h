@@ -26,14 +26,21 @@ class Memory {
   void give(void* data, std::int64_t bytes) noexcept {
     allocator_.release(data, bytes, device_, stream_);
     bytes_ -= bytes;
+    ++epoch_;
   }
   std::int64_t bytes() const { return bytes_; }
+
+  /// Changes when memory goes, or what stays in it is made anew: a graph captured in another epoch
+  /// reads what is no longer there.
+  std::int64_t epoch() const { return epoch_; }
+  void begin_epoch() { ++epoch_; }
 
  private:
   Device device_;
   void* stream_;
   Allocator& allocator_;
   std::int64_t bytes_ = 0;
+  std::int64_t epoch_ = 0;
 };
 
 /// An array of the model's: it grows when a larger batch comes, and goes with the model.

@@ -76,7 +76,7 @@ std::int64_t count_of(std::string_view name, std::span<const std::int64_t> sizes
 template <class Visit>
 void for_tensors(const Problem& p, const Visit& visit) {
   using Role = MemoryItem::Role;
-  const auto add = [&](const char* name, const Tensor& t, Role role) {
+  const auto add = [&](const char* name, const Tensor& t, Role role, bool captured = false) {
     if (!t.defined()) return;
     std::array<std::int64_t, Tensor::kMaxRank> shape = t.sizes;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -84,7 +84,7 @@ void for_tensors(const Problem& p, const Visit& visit) {
     }
     // The batch axis of packed tensors is the sequences', not memory.
     const bool pool = p.paged && (&t == &p.k || &t == &p.v);
-    if (p.packed && t.rank >= 3 && !pool) shape[0] = 1;
+    if (p.packed && t.rank >= 3 && !pool && !captured) shape[0] = 1;
     visit(memory_part(name, role, t.dtype, {shape.data(), static_cast<std::size_t>(t.rank)}));
   };
   add("Q", p.q, Role::input);
@@ -92,6 +92,15 @@ void for_tensors(const Problem& p, const Visit& visit) {
   add("V", p.v, Role::input);
   add("bias", p.bias, Role::input);
   add("mask", p.mask, Role::input);
+  for (const Tensor& t : p.score_function.captures) add("captured", t, Role::input, true);
+  for (const Tensor& t : p.mask_function.captures) {
+    // One that both read is there once.
+    const auto& others = p.score_function.captures;
+    const bool same = std::any_of(others.begin(), others.end(), [&](const Tensor& other) {
+      return t.data != nullptr && t.data == other.data && t.sizes == other.sizes;
+    });
+    if (!same) add("captured", t, Role::input, true);
+  }
   add("O", p.o, Role::output);
   add("LSE", p.lse, Role::output);
   add("dO", p.d_o, Role::gradient);
@@ -100,6 +109,7 @@ void for_tensors(const Problem& p, const Visit& visit) {
   add("dV", p.dv, Role::gradient);
   add("dbias", p.dbias, Role::gradient);
   add("dsinks", p.dsinks, Role::gradient);
+  for (const Tensor& t : p.dcaptures) add("dcaptured", t, Role::gradient, true);
 }
 
 }  // namespace

@@ -7,10 +7,8 @@
 namespace tilewise {
 
 /// With `deterministic` a sequence's result does not depend on the rest of the batch (CONTRACT 14).
-/// The plan is then that of one entry with all its keys.
-constexpr bool plans_one_entry(const Problem& p) {
-  return p.deterministic && !p.packed && (p.batch > 1 || p.key_lengths.defined());
-}
+/// The plan is then that of one entry with all its keys, whatever a list or a mask hides.
+bool plans_one_entry(const Problem& problem);
 
 /// The problem of one entry, where plans_one_entry(). Its pointers are not to be read.
 Problem one_entry(const Problem& problem);

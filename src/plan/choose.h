@@ -11,7 +11,8 @@ namespace tilewise {
 /// Considers `rows` in order. Left to itself: the supporting `flash` rows of the device, least
 /// predicted time, ties to the earlier row. Throws Unsupported with every refusal, InvalidArgument
 /// for a forced name that does not exist.
-/// What `tuned` holds of the problem comes before the model, if the named kernel is its own.
+/// A measured winner of the problem in `tuned` comes before all predictions, unless `named` names
+/// another kernel.
 Plan choose(const Problem& problem, const Hardware& machine, const Choice& named,
             std::span<const KernelRow> rows, const Tuning* tuned = nullptr);
 

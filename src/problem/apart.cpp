@@ -62,12 +62,18 @@ void require_apart(const Named& output, std::span<const Named> others) {
 /// Each output against the inputs and the outputs before it.
 void require_apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
                    const AttentionSpec& s) {
-  const std::array<Named, 6> of_spec = {{{"mask", &s.mask},
-                                         {"bias", &s.bias},
-                                         {"alibi_slopes", &s.alibi_slopes},
-                                         {"sinks", &s.sinks},
-                                         {"key_lengths", &s.key_lengths},
-                                         {"block_table", &s.block_table}}};
+  const std::array<Named, 12> of_spec = {{{"mask", &s.mask},
+                                          {"bias", &s.bias},
+                                          {"alibi_slopes", &s.alibi_slopes},
+                                          {"sinks", &s.sinks},
+                                          {"key_lengths", &s.key_lengths},
+                                          {"block_table", &s.block_table},
+                                          {"cu_seqlens_q", &s.cu_seqlens_q},
+                                          {"cu_seqlens_k", &s.cu_seqlens_k},
+                                          {"dropout_counter", &s.dropout_counter},
+                                          {"block_list.row_offsets", &s.block_list.row_offsets},
+                                          {"block_list.block_index", &s.block_list.block_index},
+                                          {"block_list.block_full", &s.block_list.block_full}}};
   for (const Named& output : outputs) {
     require_apart(output, inputs);
     require_apart(output, of_spec);
@@ -101,6 +107,48 @@ void require_apart(const BackwardTensors& t, const AttentionSpec& spec) {
        {"d_o", &t.d_o},
        {"d_lse", &t.d_lse}},
       spec);
+}
+
+void require_usable(const char* name, const void* data, std::int64_t bytes, const Problem& p) {
+  constexpr std::uintptr_t kAlignment = 256;
+  const bool on_gpu = p.device.type == DeviceType::cuda;
+  if (on_gpu && reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
+    throw InvalidArgument(std::string(name) + " is not aligned: expected memory aligned to " +
+                          std::to_string(kAlignment) + " bytes");
+  }
+  // The tensor is only compared: nothing writes through it.
+  const Tensor block = Tensor::contiguous(const_cast<void*>(data), DType::uint8, {bytes}, p.device);
+  const Place place(block);
+  if (place.end == 0) return;
+  const std::array<Named, 24> tensors = {{{"q", &p.q},
+                                          {"k", &p.k},
+                                          {"v", &p.v},
+                                          {"o", &p.o},
+                                          {"lse", &p.lse},
+                                          {"d_o", &p.d_o},
+                                          {"d_lse", &p.d_lse},
+                                          {"dq", &p.dq},
+                                          {"dk", &p.dk},
+                                          {"dv", &p.dv},
+                                          {"dbias", &p.dbias},
+                                          {"dsinks", &p.dsinks},
+                                          {"mask", &p.mask},
+                                          {"bias", &p.bias},
+                                          {"alibi_slopes", &p.alibi_slopes},
+                                          {"sinks", &p.sinks},
+                                          {"key_lengths", &p.key_lengths},
+                                          {"block_table", &p.block_table},
+                                          {"cu_seqlens_q", &p.cu_seqlens_q},
+                                          {"cu_seqlens_k", &p.cu_seqlens_k},
+                                          {"dropout_counter", &p.dropout_counter},
+                                          {"block_list.row_offsets", &p.block_list.row_offsets},
+                                          {"block_list.block_index", &p.block_list.block_index},
+                                          {"block_list.block_full", &p.block_list.block_full}}};
+  for (const Named& other : tensors) {
+    if (!share_memory(block, place, *other.tensor)) continue;
+    throw InvalidArgument(std::string(name) + " shares memory with " + other.name + ": its " +
+                          std::to_string(bytes) + " bytes need their own memory");
+  }
 }
 
 }  // namespace tilewise

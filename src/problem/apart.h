@@ -1,6 +1,9 @@
 /// Outputs share memory with nothing.
 #pragma once
 
+#include <cstdint>
+
+#include "problem/problem.h"
 #include "tilewise/attention.h"
 #include "tilewise/kv_cache.h"
 
@@ -12,5 +15,9 @@ void require_apart(const ForwardTensors& tensors, const AttentionSpec& spec);
 void require_apart(const BackwardTensors& tensors, const AttentionSpec& spec);
 /// The two caches may share memory with each other: latent rows are keys and values.
 void require_apart(const AppendTensors& tensors);
+
+/// The caller's memory, workspace or saved state, of which a kernel uses `bytes`. Throws where a
+/// tensor of the problem has an element there, or where a GPU's kernels cannot use the address.
+void require_usable(const char* name, const void* data, std::int64_t bytes, const Problem& p);
 
 }  // namespace tilewise

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 
 namespace tilewise::arguments {
 
@@ -13,6 +14,12 @@ void fail(const char* name, const Tensor& value, const std::string& expected) {
 
 void fail_value(const char* name, const std::string& value, const std::string& expected) {
   throw InvalidArgument(std::string(name) + " is " + value + ": " + expected);
+}
+
+std::string number_text(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6g", value);
+  return text.data();
 }
 
 std::string shape_text(const std::int64_t* sizes, int rank) {

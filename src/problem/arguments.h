@@ -15,6 +15,9 @@ namespace tilewise::arguments {
 [[noreturn]] void fail_value(const char* name, const std::string& value,
                              const std::string& expected);
 
+/// The shortest text of a few digits: 0.5, 1e+300, nan.
+std::string number_text(double value);
+
 /// "(2, 4, 8, 64)".
 std::string shape_text(const std::int64_t* sizes, int rank);
 

@@ -92,11 +92,17 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   p.scale64 = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
   p.scale = static_cast<float>(p.scale64);
   if (!std::isfinite(p.scale))
-    arguments::fail_value("scale", std::to_string(p.scale64), "it must be finite in float32");
+    arguments::fail_value("scale", arguments::number_text(p.scale64),
+                          "it must be finite in float32");
   p.softcap = spec.softcap;
-  if (!std::isfinite(static_cast<float>(p.softcap)) || p.softcap < 0) {
-    arguments::fail_value("softcap", std::to_string(spec.softcap),
+  const auto cap = static_cast<float>(p.softcap);
+  if (!std::isfinite(cap) || p.softcap < 0) {
+    arguments::fail_value("softcap", arguments::number_text(p.softcap),
                           "it must be finite in float32 and >= 0 (0 = off)");
+  }
+  if (p.softcap > 0 && !std::isnormal(cap)) {  // kernels divide by it
+    arguments::fail_value("softcap", arguments::number_text(p.softcap),
+                          "it must be 0 (off) or at least 1.18e-38, the least normal float32");
   }
   if (spec.bias.defined()) {
     if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");
@@ -122,7 +128,7 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
   }
   p.dropout = spec.dropout;
   if (!(p.dropout.p >= 0.0 && p.dropout.p <= 1.0)) {
-    arguments::fail_value("dropout.p", std::to_string(p.dropout.p), "it must be in [0, 1]");
+    arguments::fail_value("dropout.p", arguments::number_text(p.dropout.p), "it must be in [0, 1]");
   }
   if (spec.dropout_counter.defined()) take_dropout_counter(p, spec.dropout_counter);
 }

@@ -8,7 +8,7 @@
 
 namespace tilewise::selection {
 
-/// Orders indices from the largest score down. Of equal scores the first is the larger.
+/// Orders indices from the largest score down. The first of equal scores is the larger.
 template <class T>
 struct Larger {
   const T* scores;

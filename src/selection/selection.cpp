@@ -33,7 +33,7 @@ void check_rule(const BlockSelection& by) {
   const PoolWeights& w = by.weights;
   bool any = false;
   for (const double x : {w.mean, w.maximum, w.minimum, w.variance}) {
-    if (!std::isfinite(x)) fail_value("weights", std::to_string(x), "each must be finite");
+    if (!std::isfinite(x)) fail_value("weights", arguments::number_text(x), "each must be finite");
     any = any || x != 0.0;
   }
   if (!any && by.scorer == BlockScorer::pooled)
@@ -43,11 +43,11 @@ void check_rule(const BlockSelection& by) {
     fail_value("stride", std::to_string(by.stride), "it must divide block_q and block_k");
   }
   if (by.scale.has_value() && !std::isfinite(*by.scale))
-    fail_value("scale", std::to_string(*by.scale), "it must be finite");
+    fail_value("scale", arguments::number_text(*by.scale), "it must be finite");
   if (by.rule == BlockRule::top_k && by.count < 0)
     fail_value("count", std::to_string(by.count), "it must be >= 0");
   if (by.rule == BlockRule::mass && !(by.mass >= 0.0))
-    fail_value("mass", std::to_string(by.mass), "it must be >= 0");
+    fail_value("mass", arguments::number_text(by.mass), "it must be >= 0");
   if (by.rule == BlockRule::above && std::isnan(by.threshold))
     fail_value("threshold", "NaN", "expected a number");
 }
@@ -240,7 +240,7 @@ void cluster_route(const Tensor& q, const Tensor& k, const Tensor& centroids,
   if (by.top < 1 || by.top > centroids.sizes[1])
     fail_value("top", std::to_string(by.top), "expected 1 to the number of clusters");
   if (!(by.threshold >= 0.0))
-    fail_value("threshold", std::to_string(by.threshold), "it must be >= 0");
+    fail_value("threshold", arguments::number_text(by.threshold), "it must be >= 0");
   require_order("query_order", query_order, s.q);
   require_order("key_order", key_order, s.k);
   selection::require_mask(mask, s);

@@ -43,7 +43,7 @@ constexpr std::int64_t floor_div(std::int64_t x, std::int64_t y) {
   return x >= 0 ? x / y : -((-x + y - 1) / y);
 }
 
-/// Of vertical_slash: the queries that are asked, and how distances in blocks are numbered.
+/// vertical_slash: the queries that are asked, and how distances in blocks are numbered.
 struct Lines {
   std::int64_t queries = 0, columns = 0;
   Lines(const Shape& s, const BlockSelection& by)

@@ -250,6 +250,29 @@ TEST(CApi, CallersAllocatorAndExecutorAreUsed) {
   EXPECT_EQ(tw_forward(&c.forward, nullptr, &launch, nullptr), TW_OUT_OF_MEMORY);
 }
 
+TEST(CApi, AnExecutorThatBreaksItsPromiseIsNamed) {
+  const auto message = [](void (*parallel_for)(void*, std::int64_t, tw_body, void*)) {
+    Example c;
+    tw_executor executor = TW_INIT(tw_executor);
+    executor.concurrency = 2;
+    executor.parallel_for = parallel_for;
+    tw_launch launch = TW_INIT(tw_launch);
+    launch.executor = &executor;
+    EXPECT_EQ(tw_forward(&c.forward, nullptr, &launch, nullptr), TW_INVALID_ARGUMENT);
+    return std::string(tw_last_error());
+  };
+  EXPECT_NE(message([](void*, std::int64_t, tw_body, void*) {}).find("ran 0 of"),
+            std::string::npos);
+  EXPECT_NE(message([](void*, std::int64_t tasks, tw_body body, void* context) {
+              for (std::int64_t i = 0; i < tasks; ++i) body(context, i, 2);
+            }).find("worker 2: expected less than"),
+            std::string::npos);
+  EXPECT_NE(message([](void*, std::int64_t tasks, tw_body body, void* context) {
+              for (std::int64_t i = 0; i <= tasks; ++i) body(context, i, 0);
+            }).find("gave task"),
+            std::string::npos);
+}
+
 TEST(CApi, PlansWithoutData) {
   Example c;
   c.forward.q.data = c.forward.k.data = c.forward.v.data = c.forward.o.data = c.forward.lse.data =

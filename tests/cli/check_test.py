@@ -63,10 +63,14 @@ class Check(CliTest):
             alone = run("check", "--smoke", *flags)
             self.assertEqual(alone.returncode, BAD_INPUT)
             self.assertIn(f"{flags[0]}: expected --random", alone.stderr)
+        message = self.fails(BAD_INPUT, "check", "--smoke", "--seconds", "3")
+        self.assertIn("--seconds: expected --formulas", message)
 
     def test_exit_codes(self) -> None:
         self.fails(BAD_INPUT, "check", "--kernel", "magic")
         self.fails(BAD_INPUT, "check", "--case", "q1 q")
+        self.fails(BAD_INPUT, "check", "--case", "s8 d4 blocks=4,4:1,1:5")
+        self.fails(BAD_INPUT, "check", "--case", "s8 d4 pass=fwd lengths=8 paged=0")
         self.fails(UNSUPPORTED, "check", "--impl", "baseline", "--case", "s8 d4 pass=bwd")
         if json.loads(self.ok("info", "--format", "json"))["environment"]["gpus"]:
             self.skipTest("this machine has a GPU")

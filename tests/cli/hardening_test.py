@@ -19,6 +19,15 @@ class Hardening(unittest.TestCase):
                 done = subprocess.run([CLI, *words], stderr=full, check=False)
             self.assertEqual(done.returncode, BAD_INPUT, words)
 
+    def test_help_that_cannot_be_written_is_an_error(self) -> None:
+        for words in (["--help"], ["plan", "--help"], ["--version"]):
+            with Path("/dev/full").open("w") as full:
+                done = subprocess.run(
+                    [CLI, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+                )
+            self.assertEqual(done.returncode, BAD_INPUT, words)
+            self.assertIn("standard output", done.stderr)
+
     def test_ctrl_c_does_not_wait_for_a_task(self) -> None:
         words = ["bench", "--impl", "reference", "--seq", "4096", "--dim", "128", "--threads", "1"]
         words += ["--pass", "fwd", "--repeat", "1", "--warmup", "0"]

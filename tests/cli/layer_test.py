@@ -81,6 +81,28 @@ class Train(CliTest):
             self.assertEqual(wrong.returncode, BAD_INPUT)
             self.assertIn("token number 59: expected 0 to 58", wrong.stderr)
 
+    def test_files_are_not_written_over_each_other(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model, x, dy, y = (str(Path(folder) / name) for name in ("m.safetensors", *"xdy"))
+            train = ["train", "--seq", "8", "--dim", "8", "--layers", "1", "--steps", "1"]
+            done = run("layer", *train, "--layer", "flash", "--batch", "1", "--weights", model)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            write_npy(Path(x), (1, 8), [1] * 8, "<i4")
+            write_npy(Path(dy), (1, 10), [1.0] * 10)
+            before = Path(x).read_bytes()
+            for words, message in (
+                (["-o", x], "this is an input or another output"),
+                (["-o", y, "--dy", dy, "--gradients", y], "this is an input or another output"),
+                (["-o", y, "--dy", dy, "--dx", dy], "this is an input or another output"),
+                (["--dx", y], "--dx: expected --dy"),
+                (["--gradients", y], "--gradients: expected --dy"),
+                (["--dy", dy, "--dx", y], "token numbers have no gradient"),
+            ):
+                done = run("layer", "run", model, x, *words)
+                self.assertEqual(done.returncode, BAD_INPUT, words)
+                self.assertIn(message, done.stderr)
+            self.assertEqual(Path(x).read_bytes(), before)
+
     def test_listops_runs(self) -> None:
         done = run(
             *("layer", "train", *SMALL, "--task", "listops", "--seq", "48", "--steps", "2"),

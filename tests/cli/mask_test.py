@@ -39,7 +39,10 @@ class Mask(CliTest):
             (["mask"], "expected a formula"),
             (["mask", "i +"], "at character 4"),
             (["mask", "i >= j", "--head", "1,0"], "--head"),
-            (["mask", "i >= j", "--block", "64"], "--block"),
+            (["mask", "i >= j", "--block", "64"], "--block '64': expected two numbers"),
+            (["mask", "--case", "b0 s5"], "expected a batch entry"),
+            (["mask", "i < 5000000000 * 1"], "the integer 5000000000 does not fit in 32 bits"),
+            (["mask", "d[i] > 0", "--captures", "d:i32[Sk * 5000000000]"], "5000000000"),
         ):
             done = run(*words)
             self.assertEqual(done.returncode, BAD_INPUT)

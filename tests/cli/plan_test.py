@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 
 from cli_testing import BAD_INPUT, NO_DEVICE, SOURCE, UNSUPPORTED, CliTest, main, run
 
@@ -133,6 +134,12 @@ class Plan(CliTest):
         for flags in (["--hardware"], ["--against"], ["--advise", "--measured"]):
             message = self.fails(BAD_INPUT, "plan", *flags, folder)
             self.assertIn(f"{folder}: cannot be read", message)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as empty:
+            empty.write("{}")
+            empty.flush()
+            for flags in (["--against"], ["--advise", "--measured"]):
+                message = self.fails(UNSUPPORTED, "plan", *flags, empty.name)
+                self.assertIn("expected a row that a Tilewise kernel measured", message)
 
     def test_named_machines(self) -> None:
         """GPUs that are not here: kernels of their architecture, figures with sources."""

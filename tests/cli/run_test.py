@@ -157,6 +157,10 @@ class Results(CliTest):
         text = self.ok("run", EXAMPLE, "--attended", "birds@11,extinction@4", "--top", "2")
         self.assertRegex(text, r"birds +\| +11 \| worms [0-9.]+ %")
         self.assertRegex(text, r"extinction +\| +4 \| famine [0-9.]+ %")
+        text = self.ok("run", EXAMPLE, "--attended", "birds@11", "--format", "json")
+        document = json.loads(text)
+        self.assertEqual(document["runs"][0]["implementation"], "flash")
+        self.assertEqual(document["attended"][0]["word"], "birds")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "aardvark")
         self.fails(BAD_INPUT, "run", EXAMPLE, "--attended", "birds@12")
 
@@ -243,12 +247,16 @@ class ExitCodes(CliTest):
         self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
         message = self.fails(BAD_INPUT, "bench", "--hidden", "2048", "--kv-heads", "5")
         self.assertIn("--kv-heads '5': expected divisors of --hidden / --dim = 32", message)
+        message = self.fails(BAD_INPUT, "bench", "--hidden", "100", "--dim", "64")
+        self.assertIn("--hidden '100': expected a multiple of --dim 64", message)
 
     def test_commands_and_environment_name_what_is_accepted(self) -> None:
         for words in ([], ["fly"]):
             self.assertIn("expected one of run, bench, plan", self.fails(BAD_INPUT, *words))
         message = self.fails(BAD_INPUT, "kernels", "fly")
         self.assertIn("'fly' is not a command: expected one of list, build, diff, clear", message)
+        message = self.fails(BAD_INPUT, "fly", "--help")
+        self.assertIn("'fly' is not a command", message)
         done = run("plan", "--seq", "8", env={"TILEWISE_CPU_ISA": "avx3"})
         self.assertEqual(done.returncode, BAD_INPUT)
         self.assertIn('TILEWISE_CPU_ISA is "avx3": expected scalar, avx2', done.stderr)

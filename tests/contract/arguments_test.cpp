@@ -86,7 +86,10 @@ TEST(Arguments, NumbersOutOfRange) {
       with([](AttentionSpec& a) { a.scale = std::numeric_limits<double>::infinity(); }), "scale"));
   EXPECT_TRUE(names(with([](AttentionSpec& a) { a.softcap = -1.0; }), "softcap"));
   EXPECT_TRUE(names(with([](AttentionSpec& a) { a.softcap = 1e39; }), "softcap"));
+  EXPECT_TRUE(names(with([](AttentionSpec& a) { a.softcap = 1e-44; }), "softcap is 1e-44"));
   EXPECT_TRUE(names(with([](AttentionSpec& a) { a.dropout.p = 1.5; }), "dropout.p"));
+  EXPECT_EQ(with([](AttentionSpec& a) { a.scale = 1e300; }),
+            "scale is 1e+300: it must be finite in float32");
 }
 
 TEST(Arguments, AKernelThatCannotRunTheProblemIsAnError) {

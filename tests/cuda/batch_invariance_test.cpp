@@ -75,6 +75,26 @@ TEST(BatchInvariance, LengthsOfTheOthersDecideNothing) {
             one);
 }
 
+// The host knows how many blocks all entries list together, and which kernel is faster goes by it.
+TEST(BatchInvariance, ListsOfTheOthersDecideNothing) {
+  for (const int arch : {80, 90}) {
+    const Hardware hardware = machine(arch);
+    for (const std::string shape : {" h2 s2048 d64 bf16", " h4 s1024 d64 bf16"}) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const auto of = [&](const std::string& batch, const std::string& density) {
+          return chosen(batch + shape + " blocks=64,64:b,h:" + density + " deterministic", pass,
+                        hardware);
+        };
+        const Chosen one = of("b1", "0.05");
+        for (const char* density : {"0.05", "0.5", "1"}) {
+          EXPECT_EQ(of("b1", density), one) << arch << shape << " " << density;
+          EXPECT_EQ(of("b2", density), one) << arch << shape << " " << density;
+        }
+      }
+    }
+  }
+}
+
 TEST(BatchInvariance, PartsOfABiasGradientAreThoseOfOneEntry) {
   const auto parts = [](const std::string& line) {
     const PlannedCase c(parse_case(line), kCuda);

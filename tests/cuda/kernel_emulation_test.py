@@ -265,10 +265,13 @@ BODIES = {
         ("u32 signal_read(", "emulator::yield(); return *counter;"),
     ],
     "hopper/warpgroup.cuh": [
-        ("void take_registers(", ""),
-        ("void give_registers(", ""),
+        ("void take_registers(", "emulator::current->block->registers.change(kRegisters);"),
+        ("void give_registers(", "emulator::current->block->registers.change(kRegisters);"),
         ("void named_barrier_sync(", "emulator::current->block->named_barriers[id].sync(threads);"),
-        ("void named_barrier_arrive(", "emulator::current->block->named_barriers[id].arrive();"),
+        (
+            "void named_barrier_arrive(",
+            "emulator::current->block->named_barriers[id].arrive(threads);",
+        ),
     ],
     "hopper/wgmma.cuh": [
         ("void wgmma_fence(", ""),

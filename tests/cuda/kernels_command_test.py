@@ -35,6 +35,12 @@ class KernelsCommand(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return [row for row in json.loads(done.stdout) if row["place"] == "cache"]
 
+    def test_a_pack_that_cannot_be_written_is_not_compiled(self) -> None:
+        done = self.run_cli("build", "--arch", "90", "--pack", str(self.cache / "no" / "pack"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("cannot be written", done.stderr)
+        self.assertEqual(self.cached(), [])
+
     def test_lists_and_clears_the_cache(self) -> None:
         self.assertEqual(self.cached(), [])
         (self.cache / "a-13.0.kernel").write_bytes(ENTRY % b"a")

@@ -185,6 +185,14 @@ TEST(BlockMap, HasPositionLengthsAndTheCallersListInIt) {
   }
 }
 
+TEST(BlockMap, HasNoFullBlocksBesideABoolMask) {
+  Problem p = problem_of(130, 200);
+  bool pairs[1] = {};  // not read
+  p.mask = Tensor::contiguous(pairs, DType::boolean, {1, 1, 1, 1});
+  const Function mask = function_of(Expression::parse("j != 3"));
+  for (const std::uint8_t full : make_block_map(p, mask, 64, 64).block_full) EXPECT_EQ(full, 0);
+}
+
 TEST(BlockMap, LosesNoPairOfRandomMasks) {
   const Draws draws(300);
   int mixed = 0;

@@ -144,6 +144,7 @@ TEST(Text, IntegersHave32Bits) {
   EXPECT_EQ(value("i*1000000000"), static_cast<std::int32_t>(4000000000U));
   EXPECT_EQ(value("-2147483648"), -2147483648.0);
   expect_parts(message("i + 2147483648"), {"2147483648", "32 bits"});
+  expect_parts(message("i + 5000000000*3"), {"5000000000", "32 bits"});
 }
 
 TEST(Text, NamesThePositionOfAnError) {

@@ -43,7 +43,7 @@ TEST(Case, ReadsSizesAndDefaults) {
 TEST(Case, ReadsEveryOption) {
   const Case c = parse_case(
       "b1 h4/2 s64 f16 causal window=64,none softcap=15 alibi=bh sink=2.5 dropout=0.1 seed=7 "
-      "offset=2 "
+      "offset=18446744073709551615 "
       "bias=1,h,q,k:bf16:randn*2:-inf@some0.25:min@keys0-3@0:step2 "
       "mask=b,1,q,k:some0.3:rows2-5:beyond9 "
       "lengths=40 scale=0.3 layout=bshd do=step2:ones beyond=randn*9 poke=k:0,*,1-2,3:nan "
@@ -57,7 +57,7 @@ TEST(Case, ReadsEveryOption) {
   EXPECT_EQ(c.sinks->shift, 2.5);
   EXPECT_EQ(c.dropout.p, 0.1);
   EXPECT_EQ(c.dropout.seed, 7U);
-  EXPECT_EQ(c.dropout.offset, 2U);
+  EXPECT_EQ(c.dropout.offset, 18446744073709551615U);
   EXPECT_EQ(c.bias->dtype, DType::bfloat16);
   EXPECT_EQ(c.bias->axes, (Axes{false, true, true, true}));
   EXPECT_EQ(c.bias->fill.scale, 2.0);

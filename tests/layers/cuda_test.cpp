@@ -52,7 +52,8 @@ void agree(const std::vector<std::int64_t>& sizes, const Verb& verb, double boun
   Config c;
   c.device = {DeviceType::cuda, 0};
   c.vocabulary = 11;
-  CudaOps gpu(c, {});
+  Memory memory(c.device, {});
+  CudaOps gpu(c, {}, memory);
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> host;
@@ -262,6 +263,15 @@ class Pupil {
                   Tensor::contiguous(on_device_ ? y_ : labels_.data(), DType::int32, {3}, device));
     return trainer_.status().loss;
   }
+  /// An inference on one sequence of all the numbers, three times as long as a step's.
+  void look() {
+    const Device device = model_.config().device;
+    auto* logits = static_cast<float*>(cuda::allocate(5 * 4, 0, nullptr));
+    model_.infer(Tensor::contiguous(x_, DType::int32, {1, 300}, device),
+                 Tensor::contiguous(logits, DType::float32, {1, 5}, device));
+    model_.synchronize();
+    cuda::release(logits, 0, nullptr);
+  }
   TrainStatus status() const { return trainer_.status(); }
   /// The largest difference of a weight.
   double gap(const Pupil& other) const {
@@ -324,6 +334,21 @@ TEST_P(DeviceModels, AGraphTrainsBitByBitAlike) {
   c.graph = true;
   Pupil replayed(c, second.get());
   for (int n = 0; n < 4; ++n) EXPECT_EQ(plain.step(), replayed.step()) << "step " << n;
+  EXPECT_EQ(plain.gap(replayed), 0.0);
+}
+
+TEST_P(DeviceModels, AGraphOutlivesAnInferenceThatTookItsMemory) {
+  const cuda::Stream first(0), second(0);
+  Config c = pupil(GetParam().kind, GetParam().pattern, true);
+  Pupil plain(c, first.get());
+  c.graph = true;
+  Pupil replayed(c, second.get());
+  for (int n = 0; n < 6; ++n) {
+    EXPECT_EQ(plain.step(), replayed.step()) << "step " << n;
+    if (n % 3 != 2) continue;
+    plain.look();
+    replayed.look();
+  }
   EXPECT_EQ(plain.gap(replayed), 0.0);
 }
 

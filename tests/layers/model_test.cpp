@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "tilewise/asam.h"
 
@@ -316,6 +317,34 @@ TEST(Model, BadInputNamesTheArgument) {
       InvalidArgument);
 }
 
+TEST(Model, ListsOfMoreThan32BitsAreRefused) {
+  Config c = small(LayerKind::adaptive, Pattern::local);
+  c.dim = c.head_dim = 1;
+  c.heads = 256;
+  Model model(c);
+  std::vector<float> x(32768), y(x.size());
+  try {
+    model.infer(tensor(x, {1, 32768, 1}), tensor(y, {1, 32768, 1}));
+    ADD_FAILURE() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("block_size"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Model, BackwardWantsItsOwnForward) {
+  for (const auto& [kind, pattern] : {std::pair(LayerKind::flash, Pattern::local),
+                                      std::pair(LayerKind::adaptive, Pattern::selected)}) {
+    Trial<float> trial(small(kind, pattern));
+    const Tensor x = trial.view(trial.x), y = trial.view(trial.y), dy = trial.view(trial.dy);
+    EXPECT_THROW(trial.model.backward(x, dy), InvalidArgument);
+    trial.model.forward(x, y);
+    trial.model.backward(x, dy);
+    trial.model.backward(x, dy);  // adds the same again
+    trial.model.infer(x, y);      // writes over what forward() saved
+    EXPECT_THROW(trial.model.backward(x, dy), InvalidArgument);
+  }
+}
+
 /// Two classes of token sequences that the token at a fixed place tells apart.
 struct Lesson {
   std::vector<std::int32_t> ids, labels;
@@ -337,6 +366,22 @@ Config pupil(LayerKind kind) {
   c.vocabulary = 10;
   c.classes = 2;
   return c;
+}
+
+TEST(Trainer, NumbersThatNameNothingAreRefused) {
+  Lesson lesson(1);
+  Model model(pupil(LayerKind::flash));
+  Trainer trainer(model);
+  const auto step = [&] { trainer.step(tensor(lesson.ids, {8, 40}), tensor(lesson.labels, {8})); };
+  for (std::vector<std::int32_t>* numbers : {&lesson.ids, &lesson.labels}) {
+    for (const std::int32_t wrong : {-1, 10}) {
+      const std::int32_t right = std::exchange(numbers->back(), wrong);
+      EXPECT_THROW(step(), InvalidArgument);
+      numbers->back() = right;
+    }
+  }
+  step();
+  EXPECT_EQ(trainer.status().steps, 1);
 }
 
 TEST(Trainer, LearnsAndTheLossFalls) {

@@ -360,7 +360,7 @@ def cpu_section(result: Result) -> list[str]:
     lines = ["", f"## {result.name}", "", result.machine() + ".", ""]
     lines += ["Median milliseconds:", "", *compare_table(result.rows, "ms_median")]
     memory = [row for row in result.rows if row["pass"] != "fwd"]
-    if memory:
+    if any("peak_mib" in row for row in memory):
         lines += ["", "Peak MiB:", "", *compare_table(memory, "peak_mib")]
     return lines
 

@@ -39,7 +39,7 @@ def tables(results: Path) -> list[str]:
         machine = at.get("gpu", at.get("cpu", ""))
         lines += [
             "",
-            f"**{TITLES[name]}** (`{name}`; {machine}, {at['threads']} threads, torch "
+            f"**{TITLES[name]}** (`{name}`; {machine}, {threads(at['threads'])}, torch "
             f"{at['torch'].partition('+')[0]}, {at['date'][:10]}{told(at)}):",
             "",
             "| " + " | ".join(key.replace("_", " ") for key in rows[0]) + " |",
@@ -47,6 +47,10 @@ def tables(results: Path) -> list[str]:
         ]
         lines += ["| " + " | ".join(cell(row[key]) for key in rows[0]) + " |" for row in rows]
     return lines[1:]
+
+
+def threads(count: int) -> str:
+    return f"{count} thread{'s' if count != 1 else ''}"
 
 
 def told(environment: dict[str, Any]) -> str:

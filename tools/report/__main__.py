@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from .claims import evidence
-from .data import ROOT, Measured, Planner, load, load_ceilings, machines
+from .data import ROOT, Measured, Planner, load, load_ceilings, load_tables, machines
 from .judge import judge_all
 from .page import render
 from .plots import accuracy, older_peaks, plan_of, roofline, sections
@@ -38,7 +38,7 @@ def main() -> int:
         print("report: no result file has rows of `tilewise bench`", file=sys.stderr)
         return 2
     planner, measured = Planner(options.tilewise), Measured(results, load_ceilings(paths))
-    claims = judge_all(evidence(planner, measured))
+    claims = judge_all(evidence(planner, measured, load_tables(paths)))
     drawn = sections(results)
     roofs = [roofline(machine, machines(), results) for machine in measured.machines]
     compared = plan_of(planner, results)

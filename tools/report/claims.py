@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .data import Measured, Planner, Row, machines, published
+from .data import Measured, Planner, Row, Table, machines, published
 
 HOLDS, PARTLY, FAILS, OPEN = "holds", "partly", "does not hold", "open"
 
@@ -48,6 +48,7 @@ class Evidence:
     published: dict
     hardware: dict
     card: str  # the GPU of cases/hardware.json that predictions are made for
+    tables: list[Table] = field(default_factory=list)  # seed 003's layers in torch
 
     @property
     def card_name(self) -> str:
@@ -55,9 +56,10 @@ class Evidence:
         return str(self.hardware[self.card]["matches"]).split()[0]
 
 
-def evidence(plan: Planner, measured: Measured) -> Evidence:
+def evidence(plan: Planner, measured: Measured, tables: list[Table] | None = None) -> Evidence:
     hardware = machines()
-    return Evidence(plan, measured, published(), hardware, measured.card(hardware))
+    card = measured.card(hardware)
+    return Evidence(plan, measured, published(), hardware, card, tables or [])
 
 
 Judge = Callable[[Evidence], Claim]
@@ -143,6 +145,10 @@ class Grid:
             for at, row in self.rows[slow].items()
             if at in self.rows[fast]
         }
+
+    def on_gpu(self) -> bool:
+        found = [row for rows in self.rows.values() for row in rows.values()]
+        return all(str(row.get("device", "cpu")) != "cpu" for row in found)
 
     def values(self) -> list[int]:
         return sorted({at for found in self.rows.values() for at in found})

@@ -64,6 +64,30 @@ class Result:
         return [(name, value) for name, value in rows if value]
 
 
+@dataclass
+class Table:
+    """A table of seed 003's layers in torch: what `python -m tilewise.asam` wrote."""
+
+    table: str  # "asam-training"
+    name: str  # of the file
+    environment: dict[str, Any]
+    rows: list[Row]
+
+    @property
+    def machine(self) -> str:
+        at, threads = self.environment, self.environment.get("threads")
+        cpu = f"{at.get('cpu', 'CPU')}, {threads} thread{'s' if threads != 1 else ''}"
+        return str(at.get("gpu") or cpu)
+
+    @property
+    def on_gpu(self) -> bool:
+        return "gpu" in self.environment
+
+    @property
+    def date(self) -> str:
+        return str(self.environment.get("date", ""))
+
+
 def limit_of(row: Row, environment: dict[str, Any]) -> str:
     """The memory that a row was allowed, "24 GiB", where it or its file says so."""
     if "memory_limit_gib" in environment:
@@ -117,6 +141,17 @@ def load(paths: list[Path]) -> list[Result]:
             one_meaning(row, environment)
         results.append(Result(name, path, environment, list(map(key_of, rows))))
     return results
+
+
+def load_tables(paths: list[Path]) -> list[Table]:
+    """The files that `python -m tilewise.asam` wrote; others are passed over."""
+    tables = []
+    for path in paths:
+        document = json.loads(path.read_text())
+        if isinstance(document, dict) and str(document.get("table", "")).startswith("asam-"):
+            environment, rows = document["environment"], document["rows"]
+            tables.append(Table(document["table"], relative_name(path), environment, rows))
+    return tables
 
 
 def load_ceilings(paths: list[Path]) -> dict[str, dict[str, Row]]:

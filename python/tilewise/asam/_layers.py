@@ -5,12 +5,17 @@ Every layer takes x (B, n, dim) and an optional mask (bool, True = attend, broad
 None. Parameters have the published names, so that published checkpoints load.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from .._attention import attention
 from ._config import ASAMConfig
@@ -20,6 +25,15 @@ from ._patterns import Pattern, make_pattern
 from ._routed import RoutedAttention
 
 Info = dict[str, Any]
+# As large as the layer's input, and half of the forward's time: kept, not run again in backward.
+_KEPT = ("tilewise::attention_forward", "tilewise::select_blocks")
+
+
+def _kept_by_checkpoints(
+    context: Any, operator: Any, *arguments: Any, **options: Any
+) -> CheckpointPolicy:
+    kept = operator.name() in _KEPT
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class DynamicSparseDenseAttention(nn.Module):
@@ -105,7 +119,13 @@ class ASAMLayer(nn.Module):
             y, info = self._forward(x, mask, None, return_info)
         elif self.config.use_gradient_checkpointing and self.training:
             y, info = checkpoint(
-                self._forward, x, mask, key_lengths, return_info, use_reentrant=False
+                self._forward,
+                x,
+                mask,
+                key_lengths,
+                return_info,
+                use_reentrant=False,
+                context_fn=partial(create_selective_checkpoint_contexts, _kept_by_checkpoints),
             )
         else:
             y, info = self._forward(x, mask, key_lengths, return_info)

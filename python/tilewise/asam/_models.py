@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,18 +153,27 @@ def synchronize(device: str) -> None:
 
 def timed(step: Callable[[], Tensor], device: str, warm_ups: int, runs: int) -> Timing:
     """Wall-clock time of `runs` runs, each synchronised before and after, as seed 003 took it."""
-    for _ in range(warm_ups):
-        step()
-    times = []
-    for _ in range(runs):
-        synchronize(device)
-        begin = time.perf_counter()
-        step()
-        synchronize(device)
-        times.append(1e3 * (time.perf_counter() - begin))
-    all_times = torch.tensor(times)
-    spread = float(all_times.std(correction=1)) if runs > 1 else 0.0
-    return Timing(float(all_times.mean()), spread, float(all_times.median()))
+    return timed_in_turn([step], device, warm_ups, runs)[0]
+
+
+def timed_in_turn(
+    steps: Sequence[Callable[[], Tensor]], device: str, warm_ups: int, runs: int
+) -> list[Timing]:
+    """timed() of each step, their runs one after the other, so that noise meets all."""
+    times: list[list[float]] = [[] for _ in steps]
+    for run in range(warm_ups + runs):
+        for step, of_step in zip(steps, times, strict=True):
+            synchronize(device)
+            begin = time.perf_counter()
+            step()
+            synchronize(device)
+            if run >= warm_ups:
+                of_step.append(1e3 * (time.perf_counter() - begin))
+    timings = []
+    for ms in map(torch.tensor, times):
+        spread = float(ms.std(correction=1)) if runs > 1 else 0.0
+        timings.append(Timing(float(ms.mean()), spread, float(ms.median())))
+    return timings
 
 
 def device_ms(step: Callable[[], Tensor], device: str) -> tuple[float, int] | None:

@@ -20,7 +20,8 @@ FILLER, WIDTH, TASK_HEADS, TASK_BLOCK = 50, 32, 2, 16
 LEARNING_RATE = 3e-3  # at first; it falls to 0
 # Of the loss for a head that runs dense attention alone: a head that needs none learns to run none.
 PRICE = 0.05
-# Training begins short, with large batches, and grows by this factor until the full length.
+# Training begins short, with large batches and all blocks: a list leaves out what the layer has not
+# learnt to look for. Lengths grow by this factor until the full one, with the task's density.
 GROWTH, LEAST_BATCH = 4, 8
 TASK_KINDS = ("dense", "working", "published")
 
@@ -165,7 +166,8 @@ def learn(
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
         steps_left = LinearLR(optimizer, 1.0, 0.0, sum(count for _, _, count in plan))
         loss = torch.zeros(())
-        for length, batch, count in plan:
+        for stage, (length, batch, count) in enumerate(plan):
+            _list_blocks(model, 1.0 if stage == 0 and length < n else task.density)
             for step in range(count):
                 tell(f"{name}, {kind}: step {step + 1} of {count} at {length} tokens")
                 ids, classes = (x.to(device) for x in task.draw(batch, length, draws))
@@ -189,6 +191,13 @@ def learn(
             "density": density,
             "sparsity_percent": 100 * (1 - density),
         }
+
+
+def _list_blocks(model: Reader, density: float) -> None:
+    """The share of the blocks that the working layers select from now on."""
+    for layer in model.layers:
+        if isinstance(layer, ASAMLayer):
+            layer.config.density = density
 
 
 def _examine(

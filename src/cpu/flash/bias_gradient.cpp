@@ -113,8 +113,10 @@ class BiasGradient {
   Axis batch_{}, heads_{}, rows_{}, keys_{};
 };
 
+}  // namespace
+
 /// Packed: rows past the last sequence belong to no task.
-void clear_packed_rows(const Problem& p) {
+void clear_packed_bias_gradient(const Problem& p) {
   if (!p.packed) return;
   const Tensor& t = p.dbias;
   const std::vector<float> zeros(static_cast<std::size_t>(t.sizes[3]), 0.0F);
@@ -128,11 +130,9 @@ void clear_packed_rows(const Problem& p) {
   }
 }
 
-}  // namespace
-
 void bias_gradient(const Problem& problem, const ScoreTileStep& tile, Executor& executor,
                    int workers, const ScoreTileStep::Rows& known, float* scratch) {
-  clear_packed_rows(problem);
+  clear_packed_bias_gradient(problem);
   const BiasGradient gradient(problem, tile, known, scratch);
   run_tasks(executor, workers, gradient.tasks(),
             [&](std::int64_t task, int slot) { gradient.run(task, slot); });

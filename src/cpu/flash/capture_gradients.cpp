@@ -1,7 +1,7 @@
 #include "cpu/flash/capture_gradients.h"
 
 #include <algorithm>
-#include <bit>
+#include <span>
 
 #include "cpu/flash/tiles.h"
 #include "cpu/micro/elements.h"
@@ -12,6 +12,8 @@ namespace {
 
 /// 128 MiB of sums in all parts together.
 constexpr std::int64_t kMostSums = std::int64_t{1} << 24;
+/// Elements of a task.
+constexpr std::int64_t kChunk = 16384;
 
 using Domain = ExpressionTiles::Domain;
 
@@ -44,48 +46,76 @@ void add_at(const std::vector<std::int64_t>& elements, const float* parts, int c
 
 }  // namespace
 
-/// The elements that row r of a block's strips names at its first `count` columns.
-void CaptureGradients::Table::elements(const ExpressionTiles::Strips& strips, int r, int count,
-                                       std::int64_t* out) const {
-  std::fill_n(out, count, 0);
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
-    const StripIn& strip = strips.values[axis + 1];
-    const float* index = strip.data + r * strip.row;
-    const std::int64_t size = sizes[axis];
-    const std::int64_t stride = strides[axis];
-    const auto offset = [&](float held) {
-      const std::int64_t n = std::bit_cast<std::int32_t>(held);
-      return std::clamp<std::int64_t>(n < 0 ? n + size : n, 0, size - 1) * stride;
-    };
-    if (strip.col == 0) {
-      const std::int64_t same = offset(index[0]);
-      for (int c = 0; c < count; ++c) out[c] += same;
-    } else {
-      for (int c = 0; c < count; ++c) out[c] += offset(index[c]);
-    }
-  }
-}
-
 CaptureGradients::CaptureGradients(const Problem& problem) : problem_(problem) {
   tables_.resize(problem.dcaptures.size());
   for (std::size_t n = 0; n < tables_.size(); ++n) {
     const Tensor& t = problem.dcaptures[n];
     if (!t.defined()) continue;
+    tables_[n].wanted = true;
+    tables_[n].view = {.data = nullptr, .dtype = t.dtype, .rank = t.rank};
+    std::copy_n(t.sizes.begin(), t.rank, tables_[n].view.sizes);
+  }
+  std::vector<int> terms(tables_.size(), 0);
+  if (problem.score_gradient != nullptr) {
+    for (const expression::CaptureTerm& term : problem.score_gradient->terms) {
+      const auto capture = static_cast<std::size_t>(term.capture);
+      if (!tables_[capture].wanted) continue;
+      terms_.push_back({term, key_axis(term)});
+      ++terms[capture];
+      tables_[capture].stored = has_element_of_pair(term);
+    }
+  }
+  for (std::size_t n = 0; n < tables_.size(); ++n) {
     Table& table = tables_[n];
+    if (!table.wanted) continue;
+    table.stored = table.stored && terms[n] == 1;
+    if (table.stored) {
+      std::copy_n(problem.dcaptures[n].strides.begin(), table.view.rank, table.view.strides);
+      elems_ = std::max<std::int64_t>(elems_, 1);  // tiles have to come by
+      continue;
+    }
     table.begin = elems_;
-    table.rank = t.rank;
-    table.sizes = t.sizes;
     std::int64_t stride = 1;
-    for (std::size_t axis = static_cast<std::size_t>(t.rank); axis-- > 0;) {
-      table.strides[axis] = stride;
-      stride *= t.sizes[axis];
+    for (int axis = table.view.rank - 1; axis >= 0; --axis) {
+      table.view.strides[axis] = stride;
+      stride *= table.view.sizes[axis];
     }
     elems_ += stride;
   }
-  if (problem.score_gradient == nullptr) return;
-  for (const expression::CaptureTerm& term : problem.score_gradient->terms) {
-    if (tables_[static_cast<std::size_t>(term.capture)].begin >= 0) terms_.push_back(term);
+}
+
+int CaptureGradients::key_axis(const expression::CaptureTerm& term) const {
+  constexpr int kChangesInRow = expression::kKey | expression::kDiagonal | expression::kScore;
+  const Table& table = tables_[static_cast<std::size_t>(term.capture)];
+  int found = -1;
+  for (int axis = 0; axis < table.view.rank; ++axis) {
+    const auto index = static_cast<std::size_t>(term.index[static_cast<std::size_t>(axis)]);
+    const expression::Node& node = problem_.score_gradient->program.nodes[index];
+    if (node.op == expression::Op::key && found < 0) {
+      found = axis;
+    } else if ((node.depends & kChangesInRow) != 0) {
+      return -1;
+    }
   }
+  return found;
+}
+
+/// True where i and j, and b and h if there are several, are indices of the element.
+bool CaptureGradients::has_element_of_pair(const expression::CaptureTerm& term) const {
+  using expression::Op;
+  const Problem& p = problem_;
+  const Table& table = tables_[static_cast<std::size_t>(term.capture)];
+  const auto counts = [&](Op op, std::int64_t count) {
+    for (int axis = 0; axis < table.view.rank; ++axis) {
+      const auto index = static_cast<std::size_t>(term.index[static_cast<std::size_t>(axis)]);
+      const bool same = p.score_gradient->program.nodes[index].op == op;
+      if (same && table.view.sizes[axis] >= count) return true;
+    }
+    return false;
+  };
+  return term.lanes == 1 && key_axis(term) >= 0 && counts(Op::key, p.seq_k) &&
+         counts(Op::query, p.seq_q) && (p.batch == 1 || counts(Op::batch, p.batch)) &&
+         (p.heads_q == 1 || counts(Op::head, p.heads_q));
 }
 
 int CaptureGradients::parts(int most) const {
@@ -95,20 +125,31 @@ int CaptureGradients::parts(int most) const {
 
 std::vector<ExpressionRoots> CaptureGradients::groups() const {
   std::vector<ExpressionRoots> groups;
-  for (const expression::CaptureTerm& term : terms_) {
-    ExpressionRoots roots{{term.value}, term.lanes};
-    const int rank = tables_[static_cast<std::size_t>(term.capture)].rank;
-    roots.nodes.insert(roots.nodes.end(), term.index.begin(), term.index.begin() + rank);
+  for (const Term& term : terms_) {
+    ExpressionRoots roots{{term.of.value}, term.of.lanes};
+    const auto indices =
+        std::span(term.of.index).first(static_cast<std::size_t>(table_of(term).view.rank));
+    roots.nodes.insert(roots.nodes.end(), indices.begin(), indices.end());
     groups.push_back(std::move(roots));
   }
   return groups;
 }
 
+void CaptureGradients::clear(Executor& executor, int workers) const {
+  for (std::size_t n = 0; n < tables_.size(); ++n) {
+    if (!tables_[n].stored) continue;
+    run_tasks(executor, workers, ceil_div(problem_.dcaptures[n].numel(), kChunk),
+              [&](std::int64_t task, int) {
+                store(static_cast<std::int32_t>(n), task * kChunk, nullptr, 0);
+              });
+  }
+}
+
 void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::Strips& strips,
                            const TilePlace& at, const float* p, const float* dy,
                            double* sums) const {
-  const expression::CaptureTerm& term = terms_[strips.group];
-  const Table& table = tables_[static_cast<std::size_t>(term.capture)];
+  const Term& term = terms_[strips.group];
+  const Table& table = table_of(term);
   double* to = sums + table.begin;
   const int lanes = tiles.ops().lanes;
   const std::int64_t ld = std::int64_t{strips.vectors} * lanes;
@@ -122,19 +163,23 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
        .vectors = strips.vectors,
        .in = {{dy + first, at.ld, lanes}, strips.values[0], {p + first, at.ld, lanes}},
        .out = {parts.data(), ld}});
+  if (table.stored) return store_rows(tiles, strips, at, parts.data());
 
   Domain domain = Domain::uniform;
-  for (int axis = 0; axis < table.rank; ++axis) {
-    domain = joined(domain, tiles.domain(term.index[static_cast<std::size_t>(axis)]));
+  for (int axis = 0; axis < table.view.rank; ++axis) {
+    domain = joined(domain, tiles.domain(term.of.index[static_cast<std::size_t>(axis)]));
   }
   thread_local std::vector<std::int64_t> elements;
   elements.resize(static_cast<std::size_t>(strips.rows) + static_cast<std::size_t>(at.cols));
   const auto row = [&](int r) { return parts.data() + r * ld; };
+  const auto find = [&](int r, int count) {
+    tiles.ops().locate(table.view, strips.values.subspan(1).data(), r, count, elements.data());
+  };
   switch (domain) {
     case Domain::uniform:
     case Domain::row:
       for (int r = 0; r < strips.rows; ++r) {
-        table.elements(strips, r, 1, elements.data());
+        find(r, 1);
         to[elements[0]] += sum_of(row(r), at.cols);
       }
       return;
@@ -142,7 +187,7 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
       for (int r = 1; r < strips.rows; ++r) {
         for (int c = 0; c < at.cols; ++c) row(0)[c] += row(r)[c];
       }
-      table.elements(strips, 0, at.cols, elements.data());
+      find(0, at.cols);
       add_at(elements, row(0), at.cols, to);
       return;
     case Domain::diagonal: {  // from (last, 0) to (last, cols - 1), and on to (0, cols - 1)
@@ -154,41 +199,75 @@ void CaptureGradients::add(const ExpressionTiles& tiles, const ExpressionTiles::
         for (int c = 0; c < at.cols; ++c) from[c] += row(r)[c];
       }
       // A row's strip of indices goes on into those of the rows above it.
-      table.elements(strips, last, last + at.cols, elements.data());
+      find(last, last + at.cols);
       add_at(elements, diagonals.data(), last + at.cols, to);
       return;
     }
     case Domain::pair:
+      if (term.key_axis >= 0 && at.j0 + at.cols <= table.view.sizes[term.key_axis]) {
+        return add_rows(tiles, strips, at, parts.data(), to);
+      }
       for (int r = 0; r < strips.rows; ++r) {
-        table.elements(strips, r, at.cols, elements.data());
+        find(r, at.cols);
         add_at(elements, row(r), at.cols, to);
       }
   }
 }
 
-void CaptureGradients::finish(const double* parts, int count, Executor& executor,
-                              int workers) const {
-  constexpr std::int64_t kChunk = 16384;
-  for (std::size_t n = 0; n < tables_.size(); ++n) {
-    if (tables_[n].begin < 0) continue;
-    const std::int64_t size = problem_.dcaptures[n].numel();
-    run_tasks(executor, workers, ceil_div(size, kChunk), [&](std::int64_t task, int) {
-      const std::int64_t first = task * kChunk;
-      store(static_cast<std::int32_t>(n), first, std::min(kChunk, size - first), parts, count);
-    });
+/// Rows whose elements lie one step behind another.
+void CaptureGradients::add_rows(const ExpressionTiles& tiles, const ExpressionTiles::Strips& strips,
+                                const TilePlace& at, const float* parts, double* to) const {
+  const Term& term = terms_[strips.group];
+  const Table& table = table_of(term);
+  const std::int64_t step = table.view.strides[term.key_axis];
+  for (int r = 0; r < strips.rows; ++r, parts += strips.vectors * tiles.ops().lanes) {
+    std::int64_t begin = 0;
+    tiles.ops().locate(table.view, strips.values.subspan(1).data(), r, 1, &begin);
+    double* row = to + begin;
+    if (step == 1) {
+      for (int c = 0; c < at.cols; ++c) row[c] += double{parts[c]};
+    } else {
+      for (int c = 0; c < at.cols; ++c) row[c * step] += double{parts[c]};
+    }
   }
 }
 
-void CaptureGradients::store(std::int32_t capture, std::int64_t first, std::int64_t count,
-                             const double* parts, int part_count) const {
+void CaptureGradients::store_rows(const ExpressionTiles& tiles,
+                                  const ExpressionTiles::Strips& strips, const TilePlace& at,
+                                  const float* parts) const {
+  const Term& term = terms_[strips.group];
+  const Table& table = table_of(term);
+  const Tensor& t = problem_.dcaptures[static_cast<std::size_t>(term.of.capture)];
+  for (int r = 0; r < strips.rows; ++r, parts += strips.vectors * tiles.ops().lanes) {
+    std::int64_t begin = 0;
+    tiles.ops().locate(table.view, strips.values.subspan(1).data(), r, 1, &begin);
+    store_row(t, begin, table.view.strides[term.key_axis], at.cols, parts);
+  }
+}
+
+void CaptureGradients::finish(const double* parts, int count, Executor& executor,
+                              int workers) const {
+  for (std::size_t n = 0; n < tables_.size(); ++n) {
+    if (!tables_[n].wanted || tables_[n].stored) continue;
+    run_tasks(executor, workers, ceil_div(problem_.dcaptures[n].numel(), kChunk),
+              [&](std::int64_t task, int) {
+                store(static_cast<std::int32_t>(n), task * kChunk, parts, count);
+              });
+  }
+}
+
+/// A chunk of a gradient from `first` on, counted in order of its indices: the sum of the parts.
+void CaptureGradients::store(std::int32_t capture, std::int64_t first, const double* parts,
+                             int part_count) const {
   constexpr std::int64_t kRun = 256;
   const Table& table = tables_[static_cast<std::size_t>(capture)];
   const Tensor& t = problem_.dcaptures[static_cast<std::size_t>(capture)];
-  const auto last = static_cast<std::size_t>(table.rank) - 1;
+  const auto last = static_cast<std::size_t>(t.rank) - 1;
+  const std::int64_t end = std::min(first + kChunk, t.numel());
   float rounded[kRun];
-  for (std::int64_t n = first; n < first + count;) {
-    const std::int64_t left = table.sizes[last] - n % table.sizes[last];
-    const std::int64_t run = std::min({kRun, left, first + count - n});
+  for (std::int64_t n = first; n < end;) {
+    const std::int64_t left = t.sizes[last] - n % t.sizes[last];
+    const std::int64_t run = std::min({kRun, left, end - n});
     for (std::int64_t at = 0; at < run; ++at) {
       double sum = 0.0;
       for (int part = 0; part < part_count; ++part) {
@@ -197,8 +276,10 @@ void CaptureGradients::store(std::int32_t capture, std::int64_t first, std::int6
       rounded[at] = static_cast<float>(sum);
     }
     std::int64_t to = 0;
-    for (std::size_t axis = 0; axis <= last; ++axis) {
-      to += n / table.strides[axis] % table.sizes[axis] * t.strides[axis];
+    for (std::size_t axis = last + 1, rest = static_cast<std::size_t>(n); axis-- > 0;) {
+      const auto size = static_cast<std::size_t>(t.sizes[axis]);
+      to += static_cast<std::int64_t>(rest % size) * t.strides[axis];
+      rest /= size;
     }
     store_row(t, to, t.strides[last], run, rounded);
     n += run;

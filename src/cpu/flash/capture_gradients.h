@@ -14,11 +14,16 @@ namespace tilewise::cpu {
 /// Sums in float64, in parts: each part is one thread's at a time and takes its tiles in a fixed
 /// order, and the parts are added in order at the end. So the number of threads changes no bit as
 /// long as it does not change the number of parts.
+///
+/// Where each pair has an element of its own, as in m[h, i, j] of one batch entry, its gradient is
+/// stored as it is, and nothing is summed.
 class CaptureGradients {
  public:
   explicit CaptureGradients(const Problem& problem);
 
   bool wanted() const { return elems_ > 0; }
+  /// Zeros where pairs store their elements, before any tile.
+  void clear(Executor& executor, int workers) const;
   /// Sums of one part: all wanted captures behind one another.
   std::int64_t elems() const { return elems_; }
   /// As many parts as `most`, fewer where their sums would take too much memory.
@@ -34,19 +39,32 @@ class CaptureGradients {
   void finish(const double* parts, int count, Executor& executor, int workers) const;
 
  private:
-  /// A wanted capture: where its sums begin, and the element at an index.
+  /// A wanted capture: where its sums begin, and how its elements lie there.
   struct Table {
-    std::int64_t begin = -1;
-    int rank = 1;
-    std::array<std::int64_t, 4> sizes{}, strides{};
-    void elements(const ExpressionTiles::Strips& strips, int r, int count, std::int64_t* out) const;
+    bool wanted = false;
+    bool stored = false;  ///< there are no sums: elements lie as those of its gradient
+    std::int64_t begin = 0;
+    CaptureView view;
   };
-  void store(std::int32_t capture, std::int64_t first, std::int64_t count, const double* parts,
-             int part_count) const;
+  /// A term, and the axis that j counts while the other indices stay in a row; -1 where none does.
+  struct Term {
+    expression::CaptureTerm of;
+    int key_axis;
+  };
+  int key_axis(const expression::CaptureTerm& term) const;
+  bool has_element_of_pair(const expression::CaptureTerm& term) const;
+  const Table& table_of(const Term& term) const {
+    return tables_[static_cast<std::size_t>(term.of.capture)];
+  }
+  void add_rows(const ExpressionTiles& tiles, const ExpressionTiles::Strips& strips,
+                const TilePlace& at, const float* parts, double* to) const;
+  void store_rows(const ExpressionTiles& tiles, const ExpressionTiles::Strips& strips,
+                  const TilePlace& at, const float* parts) const;
+  void store(std::int32_t capture, std::int64_t first, const double* parts, int part_count) const;
 
   const Problem& problem_;
   std::vector<Table> tables_;
-  std::vector<expression::CaptureTerm> terms_;
+  std::vector<Term> terms_;
   std::int64_t elems_ = 0;
 };
 

@@ -94,8 +94,10 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
 
 void Backward::run() {
   const BackwardGeometry& g = geometry_;
+  if (tile_.stores_bias_gradient()) clear_packed_bias_gradient(p_);
   for_query_blocks([&](const RowBlock& block, int slot) {
     prepare_rows(block);
+    if (tile_.stores_bias_gradient()) clear_bias_gradient(block);
     const auto& [sequence, b, h, i0, rows] = block;
     const KeyRange coarse = tile_.rows_to_refine(b, h, sequence, i0, rows);
     if (!coarse.empty()) {
@@ -108,7 +110,7 @@ void Backward::run() {
   run_key_blocks();
   for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
   if (p_.dsinks.defined()) sink_gradient();
-  if (p_.dbias.defined()) {
+  if (p_.dbias.defined() && !tile_.stores_bias_gradient()) {
     bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
   }
   clear_rows_past_the_end(p_);
@@ -125,6 +127,7 @@ void Backward::run_key_blocks() {
     }
   };
   if (g.capture_parts == 0) return run_tasks(executor_, g.workers, tasks, run_task);
+  tile_.capture_gradients().clear(executor_, g.workers);
   run_tasks(executor_, g.workers, g.capture_parts, [&](std::int64_t part, int slot) {
     part_of_[static_cast<std::size_t>(slot)] = static_cast<int>(part);
     std::fill_n(capture_sums(static_cast<int>(part)), tile_.capture_gradients().elems(), 0.0);
@@ -207,6 +210,25 @@ void Backward::prepare_rows(const RowBlock& block) const {
     for (int split = 0; split < geometry_.splits; ++split) {
       std::fill_n(dq_rows(split, b, h, row), geometry_.ld_q, 0.0F);
     }
+  }
+}
+
+/// dbias = 0 where no tile may come to a pair: outside a row's visible range, or anywhere with a
+/// list. Packed rows are cleared whole.
+void Backward::clear_bias_gradient(const RowBlock& block) const {
+  if (p_.packed) return;
+  const auto& [s, b, h, i0, rows] = block;
+  const Tensor& t = p_.dbias;
+  const std::int64_t stride = t.strides[3];
+  const std::vector<float> zeros(static_cast<std::size_t>(p_.seq_k), 0.0F);
+  for (std::int64_t i = i0; i < i0 + rows; ++i) {
+    const std::int64_t row = offset_of(t, b, h, s.q_begin + i);
+    const KeyRange seen =
+        p_.block_list.defined() ? KeyRange{p_.seq_k, p_.seq_k} : p_.visible_keys(s, i);
+    const std::int64_t begin = std::clamp<std::int64_t>(seen.begin, 0, p_.seq_k);
+    const std::int64_t end = std::clamp<std::int64_t>(seen.end, begin, p_.seq_k);
+    store_row(t, row, stride, begin, zeros.data());
+    store_row(t, row + end * stride, stride, p_.seq_k - end, zeros.data());
   }
 }
 

@@ -111,6 +111,7 @@ class Backward {
   void key_block_task(std::int64_t pair, std::int64_t block, int split, int slot) const;
   KeyRange rows_that_see(const KeyBlock& block) const;
   void finish_rows(const RowBlock& block) const;
+  void clear_bias_gradient(const RowBlock& block) const;
   void sink_gradient() const;
 
   double* capture_sums(int part) const {

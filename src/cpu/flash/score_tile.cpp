@@ -23,6 +23,17 @@ void hide_padding(const TilePlace& at, std::int64_t padded, float* p) {
   }
 }
 
+/// True where dbias sums over nothing.
+bool has_bias_of_pairs(const Problem& p) {
+  if (!p.dbias.defined()) return false;
+  const auto along = [&](std::size_t axis, std::int64_t count) {
+    return count == 1 || p.dbias.strides[axis] != 0;
+  };
+  // Packed: the row axis tells sequences apart.
+  return (p.packed || along(0, p.batch)) && along(1, p.heads_q) && along(2, p.total_q) &&
+         along(3, p.seq_k);
+}
+
 }  // namespace
 
 ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
@@ -30,6 +41,7 @@ ScoreTileStep::ScoreTileStep(const Problem& p, const Micro& micro)
       micro_(micro),
       steps_(p),
       log2_(!steps_.elementwise() && std::isfinite(p.scale * std::numbers::log2e_v<float>)),
+      stores_bias_(has_bias_of_pairs(p)),
       ld_q_(round_up(p.head_dim, micro.lanes)),
       ld_v_(round_up(p.head_dim_v, micro.lanes)) {}
 
@@ -149,7 +161,7 @@ KeyRange ScoreTileStep::rows_to_refine(std::int64_t b, std::int64_t h, const Seq
   // Sums of many dS: the errors of a delta from a rounded O would add up.
   const bool sums = p_.dsinks.defined() || p_.dbias.defined() || capture_gradients().wanted();
   if ((sums || p_.precision == Precision::refined) && !float32) return all;
-  // Of few results the largest error is not near its average; a pass over them costs microseconds.
+  // The largest error of few results is not near its average; a pass over them costs microseconds.
   if (!float32 && planned_batch(p_) * p_.heads_q * p_.seq_q * p_.head_dim_v <= kFewElems)
     return all;
   const std::int64_t few = float32 ? 1 : kFewKeys;
@@ -287,15 +299,25 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
   micro_.probabilities(at.rows, padded, s.p, kTileKeys, s.lse, known.lse_low);  // (B1)
   if (steps_.has_dropout()) drop_probabilities(at, s);
   // (B5). Scale is in dS, not in the sums of its products, which could overflow before it.
-  const bool unscaled = bias_only || s.capture_sums != nullptr;
+  const bool stores = stores_bias_ && !bias_only;
+  const bool unscaled = bias_only || stores || s.capture_sums != nullptr;
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
                         unscaled ? 1.0F : p_.scale);
   steps_.back_through_mod(at, s.premod, s.p, s.ds, s.capture_sums);
+  if (stores) store_bias_gradient(at, s.ds);  // (B6)
   if (unscaled && !bias_only) {
     std::fill_n(s.lse, at.rows, p_.scale);  // not needed any more
     micro_.scale_rows(at.rows, padded, s.ds, kTileKeys, s.lse);
   }
   if (!bias_only) steps_.back_through_cap(at, s.capped, s.ds);
+}
+
+void ScoreTileStep::store_bias_gradient(const TilePlace& at, const float* ds) const {
+  const Tensor& t = p_.dbias;
+  for (std::int64_t r = 0; r < at.rows; ++r) {
+    const std::int64_t row = offset_of(t, at.b, at.h, at.sequence.q_begin + at.i0 + r);
+    store_row(t, row + at.j0 * t.strides[3], t.strides[3], at.cols, ds + r * kTileKeys);
+  }
 }
 
 }  // namespace tilewise::cpu

@@ -79,6 +79,9 @@ class ScoreTileStep {
   /// Hidden keys and columns up to `padded` become -inf in p.
   void hide(const TilePlace& place, int padded, float* p) const;
   const CaptureGradients& capture_gradients() const { return steps_.capture_gradients(); }
+  /// True where each element of dbias belongs to one pair: gradient() stores it, and who calls it
+  /// has cleared dbias before.
+  bool stores_bias_gradient() const { return stores_bias_; }
   /// True when nothing comes between scores and P, or after it.
   bool plain() const { return !steps_.elementwise() && !steps_.has_dropout(); }
 
@@ -91,6 +94,7 @@ class ScoreTileStep {
   /// without dropout dP becomes dS.
   void gradient_of_position(const TilePlace& place, Visibility seen, const Rows& known,
                             const Scratch& scratch) const;
+  void store_bias_gradient(const TilePlace& place, const float* ds) const;
   /// P after dropout into `dropped`.
   void drop_probabilities(const TilePlace& place, const Scratch& scratch) const;
   template <class Use>
@@ -104,6 +108,7 @@ class ScoreTileStep {
   const Micro& micro_;
   ScoreSteps steps_;
   bool log2_;  ///< scores of keys that were packed here are in units of ln 2
+  bool stores_bias_;
   std::int64_t ld_q_, ld_v_;
 };
 

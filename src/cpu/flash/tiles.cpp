@@ -193,7 +193,7 @@ bool has_fast_bf16(const Hardware& machine) {
   return fast;
 }
 
-/// Of q, k, v and o, in backward of their gradients too.
+/// q, k, v and o, in backward their gradients too.
 double tensor_elements(const Problem& p) {
   const auto keys = static_cast<double>(p.packed_keys() ? p.total_k : p.batch * p.seq_k);
   const double rows = static_cast<double>(p.query_rows()) + keys * static_cast<double>(p.heads_k);

@@ -53,6 +53,10 @@ struct ExpressionOps {
   /// out = in[0] at the element that the integers in[0] .. in[rank - 1] name. An index is wrapped
   /// as an index of the tensor is, and never reads outside.
   StripFunction load;
+  /// out[c] = the place in `capture` of the element that a row's integers index[0] .. [rank - 1]
+  /// name at column c, for c < count: wrapped as load does.
+  void (*locate)(const CaptureView& capture, const StripIn* index, int row, int count,
+                 std::int64_t* out);
   /// Elements at key j0, j0 + stride, ... of n: as load gives them, where the index counts keys.
   void (*load_row)(const CaptureView& capture, std::int64_t offset, std::int64_t stride,
                    std::int64_t n, float* out);

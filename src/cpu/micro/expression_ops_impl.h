@@ -411,6 +411,33 @@ void load_elements(const StripOp& op) {
   });
 }
 
+void locate(const CaptureView& capture, const StripIn* index, int row, int count,
+            std::int64_t* out) {
+  const bool near = spans_32_bits(capture);
+  const auto column = [&](int axis, int c) { return index[axis].col == 0 ? 0 : c; };
+  int c = 0;
+  for (; near && c + kLanes <= count; c += kLanes) {
+    Signed at{};
+    for (int axis = 0; axis < capture.rank; ++axis) {
+      const StripIn& in = index[axis];
+      const Signed along = load_signed(in.data + row * in.row + column(axis, c));
+      at +=
+          wrapped(along, axis_size(capture.sizes[axis])) * static_cast<int>(capture.strides[axis]);
+    }
+    for (int lane = 0; lane < kLanes; ++lane) out[c + lane] = at[lane];
+  }
+  for (; c < count; ++c) {
+    out[c] = 0;
+    for (int axis = 0; axis < capture.rank; ++axis) {
+      const StripIn& in = index[axis];
+      const float held = in.data[row * in.row + column(axis, c)];
+      const Signed along =
+          wrapped(Signed{} + __builtin_bit_cast(int, held), axis_size(capture.sizes[axis]));
+      out[c] += along[0] * capture.strides[axis];
+    }
+  }
+}
+
 void dot(const StripOp& op) {
   for (int r = 0; r < op.rows; ++r) {
     const float* a = op.in[0].data + r * op.in[0].row;
@@ -443,6 +470,7 @@ constexpr ExpressionOps make_expression_ops() {
   return {.lanes = kLanes,
           .function = function,
           .load = load_elements,
+          .locate = locate,
           .load_row = load_row,
           .dot = dot,
           .hide = map_three<Real, Real, Whole, Whole,

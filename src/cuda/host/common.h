@@ -1,5 +1,5 @@
-/// Host side of what the sm_80-class flash kernels share: what they refuse, the form of their
-/// operands, the order of tiles, the time model.
+/// Host side of what the CUDA rows share: what they refuse, the form of operands, the order of
+/// tiles, how kernels are found by their config, the time model of the rows on mma.sync.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-/// From a mask's program to what it can be over a tile: text for rows/mask_map.cuh, in the words of
-/// cuda/tile/expression_ranges.cuh.
+/// From a mask's program to what it can be over a tile: text for tile_lists/from_function.cuh, in
+/// the words of cuda/tile/expression_ranges.cuh.
 #pragma once
 
 #include <string>

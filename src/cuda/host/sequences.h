@@ -1,4 +1,4 @@
-/// Packed sequences and paged keys on the host, as the sm_80-class flash kernels take them.
+/// Packed sequences and paged keys on the host, as kernels take them.
 #pragma once
 
 #include <cstddef>

@@ -49,7 +49,7 @@ struct PackUnit {
 };
 
 /// Every unit that the pack holds for an architecture (80, 86, 89, 90, 100, 120): at most 64. Each
-/// kernel's .hpp contributes by a function of its own; src/cuda/rows.cpp calls them all.
+/// row's row.h has a function of its own, which src/cuda/rows.cpp calls.
 std::vector<PackUnit> pack_units(int arch);
 
 }  // namespace tilewise::cuda

@@ -7,7 +7,7 @@
 
 namespace tilewise::tile {
 
-/// Of the type of a bias, two elements as they lie beside each other.
+/// Two elements of a bias's type as they lie beside each other.
 template <BiasType kType>
 struct BiasPair {
   Floats2 x;

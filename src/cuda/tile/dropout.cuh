@@ -7,11 +7,12 @@
 namespace tilewise::tile {
 
 /// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, bh, offset):
-/// four words, each of a key. Of its 20 products the first two rounds and half of the third
+/// four words, each of a key. The first two rounds of its 20 products and half of the third
 /// multiply what belongs to the keys alone, to the query alone or to the pair of batch entry and
 /// head: KeyWords serve every query, QueryWords every key, and 15 products are left of each
 /// counter. `kScarce`: the kernel has no registers for the keys of all rounds.
-template <bool kScarce>
+/// `kTests`: see shift_in().
+template <bool kScarce, bool kTests = false>
 struct PhiloxRounds {
   const DropoutBits& d;
   u32 first[2];  ///< the first round's, where they are scarce
@@ -50,8 +51,9 @@ struct PhiloxRounds {
     return {high(two) ^ key(1, 1), static_cast<u32>(two) ^ key(2, 1)};
   }
   /// Shifts into `kept` a bit for each of the four words, the last one's first: whether it is above
-  /// the limit.
-  __forceinline__ void shift_in(u32& kept, const KeyWords& keys, const QueryWords& query) const {
+  /// the limit. kTests: sets those from `first` on instead, which must be a constant.
+  __forceinline__ void shift_in(u32& kept, const KeyWords& keys, const QueryWords& query,
+                                int first = 0) const {
     u64 product = times(1, query.second ^ keys.second);
     u32 c[4] = {high(product) ^ keys.third, static_cast<u32>(product),
                 query.third ^ keys.third_high, keys.third_low};
@@ -62,6 +64,14 @@ struct PhiloxRounds {
       c[1] = static_cast<u32>(product1);
       c[2] = high(product0) ^ c[3] ^ key(round, 1);
       c[3] = static_cast<u32>(product0);
+    }
+    if constexpr (kTests) {
+      // By the integer pipe alone, where sums of 64 bits take turns at the multiplier.
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        if (c[word] > d.limit) kept |= 1U << (first + word);
+      }
+      return;
     }
     // A sum of 64 bits: its low half carries where the word is above the limit, its high half
     // doubles what was there. Two instructions a word.
@@ -76,7 +86,7 @@ struct PhiloxRounds {
   }
 };
 
-/// Of one counter: bit w says whether word w is above the limit.
+/// One counter's: bit w says whether word w is above the limit.
 __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 bh) {
   const PhiloxRounds<false> rounds(d);
   u32 kept = 0;
@@ -91,6 +101,10 @@ constexpr int group_of(int tiles) {
   return group;
 }
 
+struct NoCall {
+  __forceinline__ void operator()(int /*group*/) const {}
+};
+
 /// Counters that a lane works out beside one another, at most `most`.
 constexpr int abreast_of(int group, int most) {
   while (group % most != 0) --most;
@@ -101,29 +115,31 @@ constexpr int abreast_of(int group, int most) {
 /// are queries and columns keys, or with kTransposed keys and queries. Made by all lanes of a warp
 /// together. `kMost`: counters of a lane at a time. `kShared`: the words of keys are worked out
 /// once for all rows, by way of kKeyBytes of shared memory of the warp's own. `kStraight`:
-/// without a branch.
+/// without a branch. `kTests`: of PhiloxRounds, beside kStraight.
 ///
 /// The words of a counter belong to four neighbouring keys. In every tile four lanes need words of
 /// the same four counters: each works out one, and they exchange what they found, a bit a word,
 /// eight tiles at a time.
 template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false,
-          bool kStraight = false>
+          bool kStraight = false, bool kTests = false>
 struct KeptPairs {
   static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles);
   static constexpr int kAbreast = abreast_of(kGroup, kMost), kEach = kGroup / kAbreast;
   static constexpr int kKeyBytes = 32 * kN;
   static_assert(kTiles % kGroup == 0);
   static_assert(!kShared || (!kTransposed && kN % kGroup == 0));
-  using Rounds = PhiloxRounds<kTransposed>;
+  static_assert(!kTests || kStraight);
+  using Rounds = PhiloxRounds<kTransposed, kTests>;
   using KeyWords = typename Rounds::KeyWords;
   using QueryWords = typename Rounds::QueryWords;
 
   u32 bits[kTiles / kGroup];  ///< element e of tile x of a group: bit 4 x + e
 
   /// `row0`, `col0`: of the fragment's corner, multiples of 8; `bh`: b * Hq + h; `place`: of the
-  /// words of keys.
+  /// words of keys. `behind` is called with the number of each group that has been made.
+  template <class Behind = NoCall>
   __forceinline__ KeptPairs(const DropoutBits& d, int bh, int row0, int col0, int thread_lane,
-                            u32 place = 0) {
+                            u32 place = 0, Behind behind = {}) {
     if constexpr (kOn) {
       const int lane = opaque(thread_lane);
       const Rounds rounds(d);
@@ -159,13 +175,14 @@ struct KeptPairs {
             } else {
               keys = rounds.of_keys(key_of(0, col, lane) / 4, of);
             }
-            rounds.shift_in(mine[i], keys, query);
+            rounds.shift_in(mine[i], keys, query, 4 * x);
           }
         }
         u32 all = mine[0];
 #pragma unroll
         for (int i = 1; i < kAbreast; ++i) all |= mine[i] << (4 * kEach * i);
         bits[group] = exchange(all, lane);
+        behind(group);
       }
     }
   }
@@ -191,7 +208,7 @@ struct KeptPairs {
   }
 
  private:
-  // Of the elements e whose words this lane makes in the tile whose corner is (row, col), one: its
+  // One of the elements e whose words this lane makes in the tile whose corner is (row, col): its
   // query and its first key. A query and a key each need but the coordinate that it runs along.
   static __forceinline__ u32 query_of(int row, int col, int lane) {
     const int g = lane / 4, t = lane % 4;

@@ -40,7 +40,7 @@ __forceinline__ double exact_sum(const u64* words) {
     return static_cast<double>(not_a_number());
   if ((flags & ExactSum::kPositive) != 0) return static_cast<double>(infinity());
   if ((flags & ExactSum::kNegative) != 0) return static_cast<double>(-infinity());
-  // Of a negative sum the opposite, so that the digits are of its size.
+  // A negative sum's opposite is taken, so that the digits are of its size.
   i64 carry = 0;
   for (int n = 0; n < ExactSum::kBins; ++n) carry = (static_cast<i64>(words[n]) + carry) >> 32;
   const i64 sign = carry < 0 ? -1 : 1;

@@ -95,8 +95,8 @@ __forceinline__ auto load_at(const void* data, i64 at) {
   }
 }
 
-/// Of a captured tensor, an integer for each axis. kNatural has a bit for those that are known not
-/// to be negative.
+/// Where a captured tensor is read: an integer for each axis. kNatural has a bit for those that are
+/// known not to be negative.
 template <int kRank, unsigned kNatural = 0>
 struct Index {
   int at[kRank];

@@ -26,7 +26,7 @@ struct Truth {
     may_hide |= other.may_hide;
     may_show |= other.may_show;
   }
-  /// Of all lanes of a warp, for all.
+  /// Joins those of all lanes of a warp, for all.
   __forceinline__ void gather(int /*lane*/) {
     may_hide = __any_sync(~0U, may_hide);
     may_show = __any_sync(~0U, may_show);
@@ -162,7 +162,7 @@ __forceinline__ Ints minimum(const Ints& a, const Ints& b) {
 __forceinline__ Ints maximum(const Ints& a, const Ints& b) {
   return {max(a.lo, b.lo), max(a.hi, b.hi)};
 }
-/// Of one divisor above 0 alone.
+/// Known for one divisor above 0 alone.
 __forceinline__ Ints floor_divide(const Ints& a, const Ints& b) {
   if (!b.is_one() || b.lo <= 0) return Ints::unknown();
   return {floor_divide(a.lo, b.lo), floor_divide(a.hi, b.lo)};

@@ -50,7 +50,7 @@ __forceinline__ void hide_unlisted(Acc (&S)[kM][kN], const TileLists& of, int li
   const int first = key >> of.shift_k;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Of rows past the end nothing is kept: any block serves.
+    // Rows past the end keep nothing: any block serves.
     const int block = min((query + 16 * r) >> of.shift_q, of.query_blocks - 1);
     const i64 at = (static_cast<i64>(list) * of.query_blocks + block) * of.block_words;
     const unsigned bits = of.listed[at + first / 32];

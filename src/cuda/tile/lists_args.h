@@ -1,4 +1,4 @@
-/// Block lists as kernels of tiles read them: made from the caller's list by rows/tile_lists.cuh.
+/// Block lists as kernels of tiles read them: made by tile_lists.
 #pragma once
 
 namespace tilewise::tile {

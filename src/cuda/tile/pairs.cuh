@@ -47,7 +47,7 @@ struct FragmentPairs {
   static constexpr int kSize = bias_bytes(kKind.bias);
   static constexpr PairRoom kRoom{kKind, kTransposed, kQueries, kKeys};
   static constexpr bool kMaskBits = kKind.mask && kKind.staged;
-  /// Of the mask, a lane has these rows, and so many words a row.
+  /// A lane has these rows of the mask, and so many words a row.
   static constexpr int kOwnRows = kQueries > 32 ? kQueries / 32 : 1;
   static constexpr int kWords = (kKeys + 31) / 32;
   static_assert(kQueries <= 32 || kQueries % 32 == 0);

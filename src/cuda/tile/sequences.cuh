@@ -82,7 +82,7 @@ __forceinline__ PageRow page_row(const Pages& pages, int batch, int key) {
 }
 
 /// As Tile::load_async, keys `first` .. of entry `batch` through its page table: `global` is a head
-/// of page 0. Of what lies beyond `rows` keys the table is not read.
+/// of page 0. The table is not read beyond `rows` keys.
 template <int kThreads, class Tile>
 __forceinline__ void load_pages_async(const Tile& tile, const Pages& pages, int batch, int first,
                                       const unsigned short* global, const View& view, int rows,

@@ -34,7 +34,7 @@ struct ScoreModification {
   float slope;    ///< 0 = off
 
   __forceinline__ ScoreModification() = default;
-  /// Of a kernel's arguments, raw scores being `factor` smaller than theirs.
+  /// From a kernel's arguments, raw scores being `factor` smaller than theirs.
   template <class Args>
   __forceinline__ ScoreModification(const Args& args, float factor, int batch, int head)
       : scale(args.scale * factor), softcap(args.softcap), slope(0.0F) {

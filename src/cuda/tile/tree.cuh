@@ -6,7 +6,7 @@
 
 namespace tilewise::tile {
 
-/// Of kKeys keys the thread's, those at 0, 1, 8, 9, 16, ... from the tree's key `first` on: a bit
+/// The thread's of kKeys keys, those at 0, 1, 8, 9, 16, ... from the tree's key `first` on: a bit
 /// each. Keys before the tree (< 0) are seen, those behind its words are not.
 template <int kKeys>
 __forceinline__ u32 tree_bits(const TreeBits& tree, int batch, int query, int first) {

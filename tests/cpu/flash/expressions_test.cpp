@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -117,6 +118,7 @@ const std::vector<Formula> kFormulas{
     {"score + relative[bucket[i - j + 199]]", ""},
     {"score + relative[i - j + 199]*score", "(i ^ j) % 5 != 0"},
     {"score + matrix[h, i, j]", ""},
+    {"score + matrix[h, i, j]*matrix[h, j, i]", "i + j != 9"},
     {"score*0.5 + sum(8, rotary[i, lane]*rotary[j, lane])", "i // 16 >= j // 16"},
     {"where(j % 7 == 3, -inf, score + rotary[j, 0])", ""},
     // Infinite and without a derivative where the mask hides the pair.
@@ -214,6 +216,27 @@ TEST_P(ExpressionsTest, RandomFormulas) {
     if (n % 3 == 0) spec.mask_expression = random.boolean(1 + n % 4) | (expression::key() < 3);
     const std::string text = spec.score_expression.text() + ", " + spec.mask_expression.text();
     judge("b1 h2 q37 k50 d16 " + type, spec, text);
+  }
+}
+
+/// Over keys of several tiles: what one form of mask shows whole another one hides.
+TEST_P(ExpressionsTest, RandomMasksBesideOtherMasks) {
+  const char* const forms[] = {"b1 h2 q20 k300 d16 mask=1,1,q,k:some0.3",
+                               "b2 h2/1 q20 k300 d16 mask=b,h,1,k:some0.5 causal",
+                               "b2 h2 q20 k300 d16 lengths=270,77 blocks=16,64:b,h:0.6",
+                               "packed=20,9/300,140 h2 d16 mask=1,q,k:some0.3 window=200,none",
+                               "b1 h2 q19 k600 d16 mask=1,h,q,k:some0.3 pass=fwd",
+                               "b1 h2 q20 k300 d16 mask=1,1,q,k:some0.4 blocks=32,32:1,1:0.7"};
+  const Draws draws(24);
+  const RandomCaptures tensors(draws.seed + 19);
+  RandomExpression random(draws.seed + 20, tensors);
+  const std::string type = of_bfloat16(GetParam()) ? " bf16" : " f32";
+  for (int n = 0; n < draws.count; ++n) {
+    AttentionSpec spec;  // half of them are true in whole blocks
+    const Expression edge = expression::key() != 3 + n % 5;
+    spec.mask_expression = n % 2 == 0 ? edge : random.boolean(1 + n % 4) | (expression::key() < 3);
+    const std::string problem = forms[static_cast<std::size_t>(n / 2) % std::size(forms)] + type;
+    judge(problem, spec, problem + ", " + spec.mask_expression.text());
   }
 }
 

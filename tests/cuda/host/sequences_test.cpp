@@ -119,7 +119,7 @@ TEST(Packed, QueriesOverPages) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     EXPECT_EQ(refusal_by(kFlashForwardSm80, packed_over_pages(dtype), machine(80)), "");
   }
-  // Of float32 K and V come together as entries of a batch, Q in blocks of its sequences.
+  // float32 K and V come together as entries of a batch, Q in blocks of its sequences.
   std::int64_t found = 0;
   const Cost cost = cost_by(kFlashForwardSm80, packed_over_pages(DType::float32), machine(80));
   for (const MemoryPart& part : cost.memory) {

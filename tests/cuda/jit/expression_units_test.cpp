@@ -21,8 +21,9 @@
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/expression_values.h"
-#include "cuda/kernels/rows/mask_map.h"
 #include "cuda/kernels/rows/score_strip.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "expression/lower.h"
 #include "harness/random_expression.h"
 
@@ -145,7 +146,8 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
         << sample.name;
     const Problem p = problem(sample, dim, Pass::backward);
     if (maps_mask(forward))
-      expect_clean(sample.name, mask_map_unit(forward, mask_map_config(128, 128, 1)), 90, "", 0);
+      expect_clean(sample.name, lists_unit(forward, {ListsKernel::Work::from_function, {}}), 90, "",
+                   0);
     if (dim > 128) continue;
     EXPECT_EQ(bwd_sm90_config(p).logits.alibi && bwd_sm90_config(p).fold_lse(), slanted)
         << sample.name;

@@ -387,6 +387,30 @@ TEST(BwdSm90, LongPackedSequencesHaveLongChunks) {
   EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).shape.chunk_rows, 128);
 }
 
+TEST(BwdSm90, LongPackedSequencesMayTakeSpans) {
+  const auto takes = [](const std::vector<int>& lengths, std::int64_t dim, bool causal,
+                        std::int64_t group = 1) {
+    Problem p = packed(lengths, dim, causal);
+    p.heads_k = p.heads_q / group;
+    const Config config = bwd_sm90_config(p);
+    EXPECT_FALSE(config.spans) << "no plan takes them yet";
+    return bwd_sm90_takes_spans(p, config);
+  };
+  const std::vector<int> lengths = {200, 3100, 700, 8000, 450, 1500, 260, 5200, 900, 2048};
+  EXPECT_TRUE(takes(lengths, 64, true));
+  EXPECT_TRUE(takes(lengths, 128, true));
+  EXPECT_FALSE(takes(lengths, 128, false));
+  EXPECT_FALSE(takes(lengths, 192, true));
+  EXPECT_FALSE(takes(lengths, 128, true, 2)) << "grouped heads";
+  EXPECT_FALSE(takes({4096, 2000}, 128, true)) << "one span";
+  EXPECT_FALSE(takes({12288, 4096, 4096}, 128, true)) << "longer than a span";
+  EXPECT_FALSE(takes(std::vector<int>(100, 200), 128, true)) << "short ones";
+  Config config = bwd_sm90_config(packed(lengths, 64, true));
+  EXPECT_EQ(bwd_sm90_span_blocks(config), 1);
+  config.spans = true;
+  EXPECT_EQ(bwd_sm90_span_blocks(config), 64);
+}
+
 TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   Problem p = packed({4096, 1, 2000}, 128, true);
   EXPECT_EQ(refusal(p), "");
@@ -427,7 +451,7 @@ TEST(BwdSm90, WideRowsThatMaySeeNoKeyAreRefused) {
   EXPECT_EQ(refusal(p), "");
   p.right = -1, p.left = 4096;
   EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);
-  // Of others the host does not know the lengths.
+  // The host does not know the lengths of others.
   p = packed({4096, 1, 2000}, 192, true);
   p.cu_seqlens_k = Tensor::contiguous(p.q.data, DType::int32, {4}, p.device);
   EXPECT_NE(refusal(p).find("rows that may see no key above head dim 128"), std::string::npos);

@@ -148,6 +148,13 @@ TEST(DecodeSm90, OneLengthAndMoreQueriesAreLeftToLongRows) {
   EXPECT_NE(chosen("b1 h32/4 q16 k16384 d128 bf16 causal paged=64 layout=bshd lengths=16384"), own);
 }
 
+/// As an H200 measured them (bench/results/h200/serving.json, serving-tried.csv): keys and values
+/// in rows of 128 bytes come faster by the copy engine, those of 256 bytes by threads.
+TEST(DecodeSm90, OneLengthOfNarrowRowsIsLeftToTheCopyEngine) {
+  EXPECT_EQ(chosen("b32 h64/8 q1 k8192 d64 bf16 layout=bshd"), "flash_fwd_sm90");
+  EXPECT_EQ(chosen("b64 h32/4 q1 k8192 d128 bf16 layout=bshd"), "flash_fwd_sm80");
+}
+
 /// One wave that is not quite full is faster than one and a half: 0.0825 ms with 256 items, 0.0933
 /// with 384.
 TEST(DecodeSm90, PartsFillTheCardAWholeNumberOfTimes) {

@@ -13,7 +13,7 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
-#include "cuda/kernels/rows/mask_tiles.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -129,7 +129,7 @@ TEST(Sm90Options, PlainProblemsHaveThePlainKernel) {
   EXPECT_FALSE(bwd_sm90_config(p).options.any()) << "sinks are in LSE";
 }
 
-// Of many tiles a mask makes a list: tiles that it hides are skipped.
+// Where tiles are many a mask makes a list: tiles that it hides are skipped.
 TEST(Sm90Options, MasksOfManyTilesMakeLists) {
   for (const char* line :
        {"b1 h16 s8192 d64 bf16 mask=b,1,1,k", "b32 h12 s512 d64 bf16 mask=b,1,1,k",
@@ -196,21 +196,44 @@ TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
   EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
 }
 
-TEST(Sm90Options, TilesWhoseProducerMakesDropoutsBits) {
+TEST(Sm90Options, TilesThatHideByAMaskInTheExponentials) {
+  for (const char* line :
+       {"b1 h16 s8192 d64 bf16 mask=1,1,q,k", "b1 h16 s8192 d128 f16 mask=b,1,q,k sink",
+        "b1 h16 s8192 d128 bf16 causal mask=1,1,q,k"}) {
+    const Problem p = problem(line);
+    ASSERT_FALSE(sm90_trial_tiles(p).empty()) << line;
+    for (const Sm90Tile& tile : sm90_trial_tiles(p)) {
+      const fwd_sm90::Config config = sm90_config(p, tile, false);
+      EXPECT_TRUE(config.schedule.hides_late && goes_together(config)) << line;
+    }
+    EXPECT_FALSE(forward_config(line).schedule.hides_late) << "no plan takes it yet";
+  }
+  for (const char* more : {" softcap=20", " bias=1,1,q,k:bf16"}) {
+    const Problem p = problem(std::string("b1 h16 s8192 d64 bf16 mask=1,1,q,k") + more);
+    EXPECT_FALSE(sm90_config(p, sm90_trial_tiles(p)[0], false).schedule.hides_late) << more;
+  }
+}
+
+TEST(Sm90Options, TilesThatMakeDropoutsBitsInTheirTurnsOrByTheProducer) {
   for (const char* dims : {"d64", "d96", "d128"}) {
     const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
     for (const char* more : {"", " causal sink mask=1,1,q,k", " bias=1,1,q,k", " window=900,0"}) {
       const Problem p = problem(line + more);
-      ASSERT_EQ(sm90_dropping_tiles(p).size(), 1U) << line << more;
-      const fwd_sm90::Config config = sm90_config(p, sm90_dropping_tiles(p)[0], false);
-      EXPECT_TRUE(config.schedule.makes_bits) << line << more;
-      EXPECT_TRUE(goes_together(config)) << line << more;
-      EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line << more;
-      EXPECT_FALSE(forward_config(line + more).schedule.makes_bits) << "no plan takes it yet";
+      const auto tiles = sm90_trial_tiles(p);
+      ASSERT_GE(tiles.size(), 2U) << line << more;
+      for (const Sm90Tile& tile : tiles) {
+        const fwd_sm90::Config config = sm90_config(p, tile, false);
+        EXPECT_EQ(config.schedule.makes_bits, &tile == &tiles.back()) << line << more;
+        EXPECT_EQ(config.schedule.bits_in_turn, &tile == &tiles.back() ? 0 : 1) << line << more;
+        EXPECT_TRUE(goes_together(config)) << line << more;
+        EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line << more;
+      }
+      const fwd_sm90::Schedule planned = forward_config(line + more).schedule;
+      EXPECT_FALSE(planned.makes_bits || planned.bits_in_turn > 0) << "no plan takes it yet";
     }
   }
-  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d256 bf16 dropout=0.1")).empty());
-  EXPECT_TRUE(sm90_dropping_tiles(problem("b1 h16 s8192 d64 bf16")).empty());
+  EXPECT_TRUE(sm90_trial_tiles(problem("b1 h16 s8192 d256 bf16 dropout=0.1")).empty());
+  EXPECT_TRUE(sm90_trial_tiles(problem("b1 h16 s8192 d64 bf16")).empty());
 }
 
 // A mask takes a bit a pair of what it does not broadcast over; words of 128 or fewer elements.

@@ -1,6 +1,4 @@
 // Block lists of the flash rows, without a GPU: what is taken, what is refused, memory, cost.
-#include "cuda/kernels/rows/tile_lists.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +14,8 @@
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
-#include "cuda/kernels/rows/mask_map.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
@@ -38,6 +37,11 @@ std::int64_t listed_bytes(const Cost& cost) {
     if (std::string(part.name).find("listed") != std::string::npos) bytes += part.bytes;
   }
   return bytes;
+}
+
+/// Rows of 128 queries in all lists, which the first kernel has a block for each of.
+std::int64_t rows_of(const Problem& p) {
+  return TileListsMaker(p, {.kind = Lists::whole}).steps()[0].blocks;
 }
 
 TEST(TileLists, BlocksBesideTiles) {
@@ -97,9 +101,10 @@ TEST(TileLists, HeadsOfAGroupInOneTile) {
     EXPECT_EQ(pack_shift("b1 " + std::string(rest)), 0) << rest;
   EXPECT_EQ(pack_shift("packed=700,33 h6/2 d128 bf16 blocks=64,64:b,1:0.5"), 0);
   const Problem p = problem("b2 h8/2 s4096 d64 bf16 blocks=64,64:b,1:0.5");
-  const TileListsMaker maker(p, 32, 64, Lists::whole, 1, true);
-  EXPECT_EQ(maker.lists().heads, 2);
-  EXPECT_EQ(maker.lists().sharing, 2);
+  const TileListsMaker maker(
+      p, {.tile_q = 32, .tile_k = 64, .kind = Lists::whole, .packs_heads = true});
+  EXPECT_EQ(maker.of_queries().heads, 2);
+  EXPECT_EQ(maker.of_queries().sharing, 2);
 }
 
 TEST(TileLists, TilesOfPackedSequencesAreThoseOfTheLongest) {
@@ -209,16 +214,14 @@ TEST(TileLists, Sm80RowsTakeKeysAndQueriesWhole) {
 
 TEST(TileLists, ListsOfEntriesWithLengths) {
   const std::string head = "b3 h4/2 s1024 d64 bf16 blocks=128,128:";
-  const auto lists = [&](const std::string& rest) {
-    return TileListsMaker(problem(head + rest), 128, 128, Lists::whole).blocks() / 8;
-  };
+  const auto lists = [&](const std::string& rest) { return rows_of(problem(head + rest)) / 8; };
   EXPECT_EQ(lists("1,1:0.5"), 1);
   EXPECT_EQ(lists("1,h:0.5"), 4);
   EXPECT_EQ(lists("b,1:0.5"), 3);
   EXPECT_EQ(lists("b,h:0.5"), 12);
   EXPECT_EQ(lists("1,h:0.5 lengths=1024,7,0"), 12);
   const Problem packed = problem("h4/2 packed=700,0,1024 d64 bf16 blocks=128,128:1,h:0.5");
-  EXPECT_EQ(TileListsMaker(packed, 128, 128, Lists::whole).blocks() / 8, 12);
+  EXPECT_EQ(rows_of(packed) / 8, 12);
 }
 
 TEST(TileLists, RoomIsTwoBitsATile) {
@@ -281,7 +284,7 @@ TEST(TileLists, OfMaskFunctionsOfPackedSequences) {
   const Problem forward = problem(line), backward = problem(line, Pass::backward);
   EXPECT_TRUE(maps_mask(forward));
   EXPECT_EQ(sm90_config(forward, sm90_tiles(forward)[0], false).lists, Lists::whole);
-  EXPECT_EQ(TileListsMaker(forward, 128, 128, Lists::whole).blocks(), 2 * 8);
+  EXPECT_EQ(rows_of(forward), 2 * 8);
   EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
   // Lists would mostly have rows of no sequence, or the others would decide the order of tiles.
   EXPECT_FALSE(maps_mask(problem("packed=9000,1,1,1,1,1,1 h2 d64 bf16" + mask)));

@@ -156,7 +156,7 @@ struct QueryPass {
       query_probabilities<true>(first, block);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        // Of a row that sees no key P is 0 and dP anything.
+        // Where a row sees no key P is 0 and dP anything.
         if (rS[i] != 0.0F) sum[i / 2 % 2] += rS[i] * rGradS[i];
       }
     }

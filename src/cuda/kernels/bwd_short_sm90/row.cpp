@@ -230,8 +230,8 @@ Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
   const bool one_job = bwd_short_sm90_jobs(p, jobs) <= host::kTypicalMultiprocessors;
   config.helped = !config.refined && one_job;
   config = bwd_short_sm90::with_stages(config);
-  // Of several passes the next one's rows should be there when it begins. Dense jobs of a key head
-  // took longer with halves (b64 h16 s256 d128: 1.21 ms instead of 0.73).
+  // The next pass's rows should be there when it begins. Dense jobs of a key head took longer
+  // with halves (b64 h16 s256 d128: 1.21 ms instead of 0.73).
   const std::int64_t rows = job_rows(p) / (config.shares ? p.group() : 1);
   if (config.kept == 1 && config.fetches() && rows <= kMostRowsOfHalves)
     config = bwd_short_sm90::with_halves(config);
@@ -247,7 +247,7 @@ std::int64_t bwd_short_sm90_jobs(const Problem& p, ShortJobs jobs) {
 double bwd_short_sm90_ms(const Problem& p, ShortJobs of, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors);
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
-  // Of 128 rows of a pass and 64 that pass by: four products over keys, three over queries.
+  // 128 rows of a pass and 64 that pass by take four products over keys, three over queries.
   const double planes = bwd_tiles::is_small(p) ? 1.5 : 1.0, sweeps = refines(p) ? 1.3 : 1.0;
   const double key_us = (narrow ? 0.95 : p.packed ? 1.9 : 2.4) * planes;
   const double query_us = (narrow ? 0.7 : p.packed ? 1.6 : 1.8) * planes * sweeps;

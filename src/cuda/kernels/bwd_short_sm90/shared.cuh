@@ -39,7 +39,7 @@ struct Shared {
     if constexpr (kConfig.halves()) return base + kPlan.stages_v + index * kPlan.columns_v;
     return stage(index) + kPlan.columns;
   }
-  // Of query rows: -LSE log2 e, rowsum(dO O) - dLSE.
+  // What query rows have: -LSE log2 e, rowsum(dO O) - dLSE.
   __forceinline__ u32 offset(u32 buffer) const {
     return base + kPlan.statistics + buffer * (2 * kPlan.known);
   }
@@ -55,7 +55,7 @@ struct Shared {
   __forceinline__ u32 job_empty(u32 slot) const { return barrier(2 * kStages + 6 + slot); }
   __forceinline__ u32 known(u32 buffer) const { return barrier(2 * kStages + 8 + buffer); }
   __forceinline__ u32 known_empty(u32 buffer) const { return barrier(2 * kStages + 10 + buffer); }
-  // Of halves: dO, V.
+  // Halves: dO, V.
   __forceinline__ u32 full_v(u32 index) const { return barrier(2 * kStages + 12 + index); }
   __forceinline__ u32 empty_v(u32 index) const {
     return barrier(2 * kStages + 12 + kStagesV + index);

@@ -58,7 +58,7 @@ struct Statistics {
     }
     return sum;
   }
-  /// Of a row with that sum, to shared memory. A row that sees no key counts as one past the end.
+  /// A row with that sum, to shared memory. One that sees no key counts as one past the end.
   __forceinline__ void keep(const Job& job, u32 buffer, int index, const Row& r, float lse,
                             float sum) const {
     const bool sees = r.given && lse != -infinity();

@@ -113,7 +113,7 @@ struct Worker {
   __forceinline__ void issue_scores(float (&r)[kRows / 2], u32 rows, u32 others) const {
     u64 a = panel_descriptor(rows, 16);
     const u64 b = panel_descriptor(others, 16);
-    // Of one buffer they are the same in every step: kept from one to the next they would spill.
+    // With one buffer they are the same in every step: kept from one to the next they would spill.
     if constexpr (kConfig.kept == 1 || kConfig.halves()) a = opaque(a);
     wgmma_fence();
 #pragma unroll

@@ -137,7 +137,7 @@ struct CaptureGradients {
       for (int inner = 0; inner < kInner; ++inner) {
         const int r = Function::kByKeys ? inner : outer, c = Function::kByKeys ? outer : inner;
         const float g = dX[r / 2][c / 2][2 * (r % 2) + c % 2];
-        // Of a hidden pair nothing comes through, an infinite derivative neither.
+        // Nothing comes through a hidden pair, an infinite derivative neither.
         if (g == 0.0F) continue;
         const int distance =
             at.query + 8 * r + tiles.lane / 4 - at.key - 8 * (c / 2) - 2 * (tiles.lane % 4) - c % 2;

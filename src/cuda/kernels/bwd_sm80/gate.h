@@ -17,8 +17,8 @@ struct Gate {
   std::array<int, 4> sizes{}, per{};
 };
 
-/// Of a captured tensor of a backward problem; none where pairs of a block may read several of its
-/// elements, or of packed sequences.
+/// The gate that a captured tensor is in a backward problem. Empty where pairs of a block may read
+/// several of its elements, and for packed sequences.
 std::optional<Gate> gate_of(const Problem& problem, std::size_t capture);
 
 }  // namespace tilewise::cuda

@@ -64,7 +64,7 @@ struct Backward : KeyShape<kConfig> {
   }
   __forceinline__ TileS sS() const { return {stage_base(kConfig.shape.stages)}; }
   __forceinline__ TileS sP() const { return {stage_base(kConfig.shape.stages) + TileS::kBytes}; }
-  /// Of a warp, behind all that.
+  /// A warp's, behind all that.
   __forceinline__ Pairs pairs() const {
     const int at = kTilesS * TileS::kBytes + warp * Pairs::kRoom.bytes;
     return {args.pairs, stage_base(kConfig.shape.stages) + static_cast<u32>(at), opaque(lane)};
@@ -186,7 +186,7 @@ struct Backward : KeyShape<kConfig> {
         }
       }
     }
-    // Of a hidden pair nothing comes through, a NaN of dO or V neither.
+    // Nothing comes through a hidden pair, a NaN of dO or V neither.
     if (masked) clear_where_zero(dP, P);
   }
 

@@ -3,16 +3,12 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "cuda/kernels/bwd_sm80/tiles.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/maker.h"
 
 namespace tilewise::cuda {
-
-/// What a problem's list does not go with; empty without one.
-std::string lists_refusal(const Problem& problem, const Hardware& machine);
 
 /// In the tiles of bwd_sm80, which walks over queries, and in those of bwd_dq_sm80 (refine, the
 /// gradients of bias and captured tensors). Nothing for a problem without a list.
@@ -24,12 +20,14 @@ class ListsInTiles {
   /// Takes the workspace of add_memory() and starts the kernels. What follows on the stream waits
   /// for them.
   void make(WorkspaceCutter& workspace, void* stream);
-  tile::TileLists of_keys() const { return keys_ ? keys_->transposed() : tile::TileLists(); }
-  tile::TileLists of_queries() const { return queries_ ? queries_->lists() : tile::TileLists(); }
+  tile::TileLists of_keys() const { return keys_ ? keys_->of_keys() : tile::TileLists(); }
+  tile::TileLists of_queries() const { return queries_.of_queries(); }
   double ms() const;
 
  private:
-  std::optional<TileListsMaker> keys_, queries_;
+  std::optional<TileListsMaker> keys_;
+  TileListsMaker queries_;
+  bool defined_;
 };
 
 }  // namespace tilewise::cuda

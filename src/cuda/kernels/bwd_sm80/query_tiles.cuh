@@ -315,8 +315,8 @@ struct QueryGradient {
   /// Under a bias sums count from the row's maximum, which a float32 LSE may be far from.
   __forceinline__ void refine(const BlockRange& range) {
     load_queries();
-    // Of few keys, products count from that of the pair that has most of its row, so that of a row
-    // with one key nothing is left.
+    // Beside few keys, products count from that of the pair that has most of its row, so that a row
+    // with one key leaves nothing.
     float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
     for (float& x : top) x = kMoves ? -infinity() : 0.0F;
     for_blocks(
@@ -366,7 +366,7 @@ struct QueryGradient {
                   origin[r] = product;
                 }
                 sum[r] += p;
-                // Of a hidden pair nothing comes through, a NaN of V neither.
+                // Nothing comes through a hidden pair, a NaN of V neither.
                 weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
               }
             }

@@ -18,6 +18,7 @@
 #include "cuda/kernels/rows/delta.h"
 #include "cuda/kernels/rows/pack.h"
 #include "cuda/kernels/rows/sinks.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 
@@ -40,7 +41,7 @@ std::string refusal(const Problem& p, const Hardware& machine, int most_head_dim
   if (reason.empty() && p.packed && p.dbias.defined()) {
     reason = "the gradient of a bias of packed sequences is not supported by this kernel";
   }
-  return reason.empty() ? lists_refusal(p, machine) : reason;
+  return reason.empty() ? tile_lists_refusal(p, machine.shared_kib) : reason;
 }
 
 /// As Config::keeps_low(), and where the gradient of sinks asks for it.

@@ -39,7 +39,7 @@ __forceinline__ void enter_sequence(const RaggedArgs& ragged, Args& args, const 
     move_blocks(args.k_scale, k, heads_k, args.k_scale_blocks);
     move_blocks(args.v_scale, k, heads_k, args.k_scale_blocks);
   }
-  // Of 16-bit operands beside sinks and functions that shift rows.
+  // 16-bit operands have it beside sinks and functions that shift rows.
   if (args.lse2_low != nullptr)
     move_blocks(args.lse2_low, q, heads_q, args.rows_q / kScaleRows, kScaleRows);
   move_blocks(args.lse2, q, heads_q, args.rows_q / kScaleRows, kScaleRows);

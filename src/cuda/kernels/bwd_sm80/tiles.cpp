@@ -9,7 +9,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -311,8 +311,8 @@ Parts parts_of(const Problem& p, const TilePair& pair, int splits) {
   return parts;
 }
 
-/// Of a tile's first operands and its results; of packed sequences, which it looks up, so many
-/// times that.
+/// A tile's first operands and its results; packed sequences, which it looks up, take so many times
+/// that.
 constexpr double kTileMs = 3.5e-3, kPackedTile = 2.5;
 
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,

@@ -55,7 +55,8 @@ struct Config {
   bool two_plane = false;  ///< small problems: P and dS in two planes
   Sums sums;
   Lengths lengths = Lengths::dense;  ///< that the device must look up: then Args are RaggedArgs
-  Lists lists = Lists::none;         ///< of tiles of queries: then Args are ListArgs
+  bool spans = false;  ///< packed: a section is a head's sequences of one span (sequences.cuh)
+  Lists lists = Lists::none;  ///< of tiles of queries: then Args are ListArgs
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
   tile::OptionKinds options;  ///< with any, Args are Optioned
@@ -99,10 +100,12 @@ struct SharedPlan {
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
   static constexpr int kPanelAlign = 1024;  ///< of a panel's first byte
   static constexpr int kMostKept = 16 * 1024;
+  static constexpr int kMostSpans = 16;
+  static constexpr int kSpanTable = 8 * (kMostSpans + 2);       ///< where each begins; how many
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
   int bias_panel;  ///< of 64 keys, two of which are a stage
-  int k, v, q, d_o, p, ds, dq, bias, gate, offset, delta, low, barriers, slots, listed, places,
-      bytes;
+  int k, v, q, d_o, p, ds, dq, bias, gate, offset, delta, low, barriers, slots, listed, spans,
+      places, bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -137,7 +140,8 @@ struct SharedPlan {
                15) /
                   16 * 16),
         listed(slots + 2 * slot_bytes(c)),
-        places(listed + (c.listed() ? (c.shape.q_stages + 2) * 16 : 0)),
+        spans(listed + (c.listed() ? (c.shape.q_stages + 2) * 16 : 0)),
+        places(spans + (c.spans ? kSpanTable : 0)),
         bytes(places),
         kept(0) {
     if (c.lengths != Lengths::packed || c.large_dim()) return;
@@ -176,7 +180,7 @@ struct Args {
   SectionOrder order;     ///< of key blocks and key heads
   int lead = 1, lag = 1;  ///< sections that preparation runs ahead of tiles, and conversion behind
   bool last_first = false;  ///< key blocks from the last to the first
-  int parts = 1;            ///< split: that a tile's queries are cut into
+  int parts = 1;            ///< split: that a tile's queries are cut into; spans: blocks of one
   int sharers = 1;          ///< split: parts of a key head's query heads; 1 with parts above 1
   const float* lse_in = nullptr;
   long long lse_b = 0, lse_h = 0, lse_s = 0;

@@ -42,6 +42,9 @@ __forceinline__ void kernel(const AnyArgs& any) {
     give_registers<24>();
     if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
       if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
+      if constexpr (kConfig.spans) {
+        if (threadIdx.x == 0) find_spans<kConfig>(args, shared);
+      }
     }
     if (threadIdx.x == 0) {
       if constexpr (kConfig.listed()) {

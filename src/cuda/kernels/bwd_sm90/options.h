@@ -13,13 +13,12 @@ namespace tilewise::cuda {
 
 /// What bool masks, sinks, dropout and biases do not go with here; empty when nothing.
 std::string bwd_sm90_options_refusal(const Problem& problem);
-/// The bias as the producer copies it. In a context: it makes a tensor map.
 /// Whether the kernel sums the gradient of the bias itself.
 bool bwd_sm90_sums_bias(const Problem& problem, const bwd_sm90::Config& config);
 /// Those sums: their workspace, where they lie, and the gradient of them.
 class BiasSumsMaker {
  public:
-  /// Of a problem whose kernel makes none: nothing.
+  /// Makes nothing where the problem's kernel wants none.
   BiasSumsMaker(const Problem& problem, const bwd_sm90::Config& config);
   void add_memory(std::vector<MemoryPart>& items) const;
   /// Takes the workspace of add_memory(), and starts its clearing.
@@ -37,6 +36,7 @@ class BiasSumsMaker {
   std::int64_t floats() const;
 };
 
+/// The bias as the producer copies it. In a context: it makes a tensor map.
 tile::BiasTiles bwd_sm90_bias_tiles(const Problem& problem, const bwd_sm90::Config& config);
 
 }  // namespace tilewise::cuda

@@ -39,6 +39,10 @@ struct Queue {
   __forceinline__ Job job(int index) {
     Job job;
     if (index >= all_jobs()) return job;
+    if constexpr (kConfig.spans) {
+      find_in_spans(job, index);
+      return job;
+    }
     const int blocks = all_blocks<kConfig>(args, shared);
     const int chunks = all_chunks<kConfig>(args, shared) * args.group;  // of a key head
     while (true) {
@@ -81,6 +85,52 @@ struct Queue {
   }
 
  private:
+  /// Spans: a section is one of one key head, all heads of a span before the next one. Their
+  /// blocks come the longest first, so that the whole does too.
+  struct Section {
+    int span = 0, head = 0, begin = 0, size = 0;
+  };
+  __forceinline__ Section section_at(int index, bool keys) const {
+    Section s;
+    const int count = static_cast<int>(load_shared_4(shared.span_count()));
+    if (index < 0 || index >= count * args.heads_k) return s;
+    s.span = index / args.heads_k;
+    s.head = index - s.span * args.heads_k;
+    s.begin = span_begin<kConfig>(shared, s.span, keys);
+    s.size = span_size<kConfig>(shared, s.span, keys) * (keys ? 1 : args.group);
+    return s;
+  }
+  __forceinline__ void find_in_spans(Job& job, int index) {
+    while (true) {
+      int rest = index - base;
+      Section at = section_at(step, false);
+      job.kind = JobKind::prepare;
+      if (rest >= at.size) {
+        rest -= at.size;
+        at = section_at(step - args.lead, true);
+        job.kind = JobKind::tile;
+      }
+      if (job.kind == JobKind::tile && rest >= at.size) {
+        rest -= at.size;
+        at = section_at(step - args.lead - args.lag, false);
+        job.kind = JobKind::convert;
+      }
+      if (rest < at.size) {
+        job.part = at.span;
+        job.head = at.head;
+        if (job.kind == JobKind::tile) {
+          job.block = at.begin + (args.last_first ? at.size - 1 - rest : rest);
+        } else {
+          job.block = at.begin + rest / args.group;
+          job.head = at.head * args.group + rest % args.group;
+        }
+        return;
+      }
+      base = index - rest + at.size;
+      ++step;
+    }
+  }
+
   __forceinline__ int all_jobs() const {
     if constexpr (!kPacked<kConfig> || kConfig.large_dim()) return args.jobs;
     return args.order.heads *
@@ -183,8 +233,8 @@ struct Producer {
            kept_row<kConfig>(job) + row;
   }
   __forceinline__ int key_bh(const Job& job) const {
-    return entry_of<kConfig>(job) * args.heads_k +
-           (job.kind == JobKind::tile ? job.head : job.head / args.group);
+    return counted<kConfig>(args, job,
+                            job.kind == JobKind::tile ? job.head : job.head / args.group);
   }
 
   /// Bytes of a bias beside a stage of Q.
@@ -192,7 +242,7 @@ struct Producer {
     if (!kConfig.options.bias()) return 0;
     return 2 * (kConfig.options.pairs.staged ? kM : 1) * kPanelRowBytes;
   }
-  /// Of the rows' offsets, and of what rounding took from LSE.
+  /// The rows' offsets, and what rounding took from LSE.
   static constexpr int offset_bytes() { return kM * (kConfig.shifts() ? 8 : 4); }
   __forceinline__ void load_offsets(const Job& job, int head, int row, u32 s) const {
     const i64 at = row_offset(job, head, row);
@@ -256,10 +306,19 @@ struct Producer {
 
   __forceinline__ u32 ask() const { return atomicAdd(args.next_job, 1U); }
 
+  /// Chunks, or blocks of keys, that are counted together with the job.
+  __forceinline__ int chunks_beside(const Job& job) const {
+    if constexpr (kConfig.spans) return span_size<kConfig>(shared, job.part, false);
+    return all_chunks<kConfig>(args, shared);
+  }
+  __forceinline__ int blocks_beside(const Job& job) const {
+    if constexpr (kConfig.spans) return span_size<kConfig>(shared, job.part, true);
+    return all_blocks<kConfig>(args, shared);
+  }
+
   /// All rows of the job's key head have been prepared.
   __forceinline__ void await_prepared(const Job& job) const {
-    const u32 warps =
-        static_cast<u32>(all_chunks<kConfig>(args, shared) * args.group * kConsumerWarps);
+    const u32 warps = static_cast<u32>(chunks_beside(job) * args.group * kConsumerWarps);
     signal_wait(args.prepared + key_bh(job), warps);
   }
 
@@ -324,7 +383,7 @@ struct Producer {
     const u32 next = ask();
     // NOTE: where no tile sees anything none has waited for it; the sums may not be zero yet.
     if constexpr (kConfig.ragged() || kConfig.listed()) await_prepared(job);
-    const int tiles = all_blocks<kConfig>(args, shared) * (kConfig.sums.split ? args.parts : 1);
+    const int tiles = blocks_beside(job) * (kConfig.sums.split ? args.parts : 1);
     signal_wait(args.finished + key_bh(job), static_cast<u32>(tiles * kConfig.dq_warps()));
     fence_async();
     const float* sums =

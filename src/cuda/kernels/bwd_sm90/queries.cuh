@@ -126,7 +126,7 @@ struct Queries {
     }
     // Staging waits for all lanes itself: see await_stage().
   }
-  /// Of a block of queries, or of a plane of its dS, added to its sums
+  /// dQ of a block of queries, or of a plane of its dS, added to its sums
   __forceinline__ void step(int bh, int block, bool first_plane = true) {
     float* to =
         worker.args.dq_sum + (static_cast<i64>(bh) * worker.args.rows_q +
@@ -156,7 +156,7 @@ struct Queries {
     buffers.advance();
   }
 
-  /// Of the block that the consumers say dS is of.
+  /// The same for the block that the consumers name.
   __forceinline__ void listed_step() {
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
     const u32 of = worker.shared.ds_of(buffers.slot);
@@ -193,8 +193,7 @@ struct Queries {
       bulk_wait();
       fence_async();
       if constexpr (kConfig.sums.deterministic) worker.pass_turn();
-      signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
-                     worker.job.head,
+      signal_add(worker.args.finished + counted<kConfig>(worker.args, worker.job, worker.job.head),
                  1);
     }
   }

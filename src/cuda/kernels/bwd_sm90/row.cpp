@@ -20,13 +20,15 @@
 #include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
+#include "cuda/kernels/bwd_sm90/workspace.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/rows/sinks.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/blocks.h"
 #include "tilewise/error.h"
 
@@ -56,8 +58,7 @@ std::string function_refusal(const Problem& p) {
   }
   if (p.packed && moves_rows_far(p)) {
     return "packed sequences beside a score function that moves whole rows by 65536 or more are "
-           "left "
-           "to flash_bwd_sm80";
+           "left to flash_bwd_sm80";
   }
   return {};
 }
@@ -84,10 +85,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
-    // delta of listed rows comes from a rounded O.
+    // delta of listed rows comes from a rounded O, which dropout scales.
     if (p.packed && bwd_tiles::is_tiny(p))
       return "small packed problems beside a block list are left to flash_bwd_sm80";
-    // delta of listed rows comes from a rounded O, which dropout scales.
     if (drops(p) && bwd_tiles::is_tiny(p))
       return "small problems with dropout beside a block list are left to flash_bwd_sm80";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
@@ -118,29 +118,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
 
 namespace {
 
-std::int64_t turns(const Problem& p, const Config& config) {
-  return config.sums.deterministic
-             ? p.stored_batch() * p.heads_q * (bwd_sm90_rows(p, config) / config.shape.block_m) *
-                   config.dq_warps()
-             : 0;
-}
-std::int64_t cut_tiles(const Problem& p, const Config& config) {
-  return config.sums.split ? bwd_sm90_tiles(p, config) : 0;
-}
-/// Key heads, each counted once for each of its sharers.
-std::int64_t key_pairs(const Problem& p, int sharers) {
-  return p.stored_batch() * p.heads_k * sharers;
-}
-/// Of 4 bytes: the queue's, two for each of those, one for each tile that is cut, turns or the
-/// tiles of bwd_dq_sm90.
-std::int64_t counters(const Problem& p, const Config& config) {
-  return 1 + 2 * key_pairs(p, bwd_sm90_sharers(p, config)) + cut_tiles(p, config) +
-         (config.large_dim() ? 1 : turns(p, config));
-}
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
 /// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
-/// of a large one even out.
-/// Not beside a list: no case has shown that rounding there.
+/// of a large one even out. Not beside a list: no case has shown that rounding there.
 bool refines(const Problem& p, const Config& config) {
   if (p.precision == Precision::refined) return true;
   if (config.listed()) return false;
@@ -148,11 +128,6 @@ bool refines(const Problem& p, const Config& config) {
   const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
   return config.two_plane && (hides || p.dsinks.defined());
 }
-/// Floats: sums of dK and dV of tiles that are cut.
-std::int64_t key_sums(const Problem& p, const Config& config) {
-  return cut_tiles(p, config) * config.shape.block_n * (config.head_dim + config.head_dim_v);
-}
-
 /// Gradients of captured tensors that the kernel's sums by i - j give.
 DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
   std::vector<bool> which;
@@ -164,9 +139,28 @@ DiagonalGradients diagonal_gradients(const Problem& p, const Config& config) {
           padded(p.seq_k, config.shape.block_n)};
 }
 
-TileListsMaker lists_of(const Problem& p, const Config& config) {
-  return {p, config.shape.block_m, config.shape.block_n, config.lists, 1, false, MaskLines::keys};
-}
+/// What small kernels make before bwd_sm90 and after it.
+struct Beside {
+  TileListsMaker lists;
+  MaskBitsMaker mask;
+  DiagonalGradients diagonals;
+  ScoreStrip strip;
+  BiasSumsMaker bias;
+
+  Beside(const Problem& p, const Config& config)
+      : lists(p, bwd_sm90_wanted_lists(config)),
+        mask(p, config.shape.block_m, true),
+        diagonals(diagonal_gradients(p, config)),
+        strip(p, config.expressions.strip),
+        bias(p, config) {}
+  void add_memory(std::vector<MemoryPart>& items) const {
+    lists.add_memory(items);
+    mask.add_memory(items);
+    diagonals.add_memory(items);
+    strip.add_memory(items);
+    bias.add_memory(items);
+  }
+};
 
 /// What run() goes by.
 struct Decided {
@@ -176,77 +170,81 @@ struct Decided {
   int sharers = 1;  ///< that a key head's query heads are cut into
 };
 
+/// Whether delta or the low part of LSE is worked out by a kernel of bwd_sm80.
+bool gives_rows(const Problem& p, const Config& config) {
+  return config.shifts() || (refines(p, config) && !p.packed);
+}
+/// Whether other kernels make gradients of captured tensors.
+bool captures_apart(const Problem& p, const Beside& beside) {
+  return wants_captures(p) && wants_captures(beside.diagonals.others());
+}
+
+std::vector<MemoryPart> workspace_items(const Problem& p, const Config& config,
+                                        const Beside& beside) {
+  std::vector<MemoryPart> items;
+  BwdSm90Workspace(p, config).add_memory(items);
+  if (refines(p, config) && p.packed) {
+    items.push_back(
+        memory_part("delta, refined", Role::workspace, DType::float32, {p.heads_q, p.total_q}));
+  } else if (gives_rows(p, config)) {
+    add_refined_rows_memory(p, items);
+  }
+  beside.add_memory(items);
+  if (captures_apart(p, beside)) {
+    add_refined_rows_memory(p, items);
+    add_capture_memory(beside.diagonals.others(), items);
+  }
+  if (!config.sums.bias) add_bias_gradient_memory(p, items);
+  return items;
+}
+
+double moved_bytes(const Problem& p, const Config& config) {
+  const auto bytes = [](const Tensor& t) {
+    return t.defined() ? static_cast<double>(t.numel() * dtype_bytes(t.dtype)) : 0.0;
+  };
+  double moved = bytes(p.d_o);  // it is read twice
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse})
+    moved += bytes(*t);
+  if (!config.large_dim())
+    return moved + 3.0 * 4.0 * static_cast<double>(BwdSm90Workspace(p, config).dq_floats());
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o}) moved += bytes(*t);  // by bwd_dq_sm90
+  return moved;
+}
+
+double predicted_ms(const Problem& p, const Config& config, const Beside& beside,
+                    double bytes_moved, const Hardware& machine) {
+  double ms =
+      std::max(bwd_sm90_ms(p, config, machine), 1e-6 * bytes_moved / machine.bandwidth_gbps);
+  // delta from P by a kernel of its own: 8 x 12 heads of 128 rows, causal, 0.034 ms on an H200,
+  // full without it 0.020.
+  constexpr double kRefineMs = 0.012;
+  if (refines(p, config)) ms += kRefineMs;
+  // Two launches that read O and dO, or look at LSE.
+  if (config.shifts()) ms += 2.0 * host::kKernelMs;
+  // Two products of five, on mma.sync. Not measured.
+  if (p.precision == Precision::refined) ms *= 1.8;
+  ms += mask_bits_ms(beside.mask, machine.bandwidth_gbps);
+  if (p.dsinks.defined()) ms += host::kKernelMs;
+  // Two more products of five, on mma.sync.
+  if (captures_apart(p, beside)) ms *= 1.8;
+  if (beside.diagonals.any()) ms = 1.15 * ms + 3.0 * host::kKernelMs;  // not measured
+  if (p.dbias.defined() && !config.sums.bias) ms *= 1.8;
+  // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
+  if (config.two_plane && config.columns_dq() > 128) ms *= 3.0;
+  return ms;
+}
+
 Preparation prepare(const KernelRow& /*row*/, const Problem& p, const Hardware& machine) {
   std::string reason = bwd_sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
   const Config config = bwd_sm90_config(p);
-  const std::int64_t rows = bwd_sm90_rows(p, config);
+  const Beside beside(p, config);
   Cost cost;
   cost.block_m = config.shape.block_m;
   cost.block_n = config.shape.block_n;
-  const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
-    cost.memory.push_back(memory_part(name, Role::workspace, DType::float32, shape));
-  };
-  add("counters", {counters(p, config)});
-  add("offsets", {p.stored_batch(), p.heads_q, rows});
-  add("delta", {p.stored_batch(), p.heads_q, rows});
-  if (config.shifts()) add("offsets, low part", {p.stored_batch(), p.heads_q, rows});
-  // A second time, by bwd_dq_sm90, or for the additions.
-  double again = 0.0;
-  if (config.large_dim()) {
-    for (const Tensor* t : {&p.q, &p.k, &p.v, &p.d_o})
-      again += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
-  } else {
-    add("dQ sums", {p.stored_batch(), p.heads_q, rows, config.columns_dq()});
-    again = 3.0 * static_cast<double>(cost.memory.back().bytes);
-  }
-  if (config.sums.split) {
-    add("dK, dV sums", {key_sums(p, config)});
-  }
-  if (refines(p, config) && p.packed) {
-    add("delta, refined", {p.heads_q, p.total_q});
-  } else if (refines(p, config) || config.shifts()) {
-    add_refined_rows_memory(p, cost.memory);
-  }
-  if (config.listed()) {
-    const TileListsMaker maker = lists_of(p, config);
-    maker.add_memory(cost.memory);
-    maker.add_transposed_memory(cost.memory);
-  }
-  const MaskBitsMaker mask(p, config.shape.block_m, true);
-  mask.add_memory(cost.memory);
-  const DiagonalGradients diagonals = diagonal_gradients(p, config);
-  diagonals.add_memory(cost.memory);
-  ScoreStrip(p, config.expressions.strip).add_memory(cost.memory);
-  const bool apart = wants_captures(p) && wants_captures(diagonals.others());
-  if (apart) {
-    add_refined_rows_memory(p, cost.memory);
-    add_capture_memory(diagonals.others(), cost.memory);
-  }
-  BiasSumsMaker(p, config).add_memory(cost.memory);
-  if (!config.sums.bias) add_bias_gradient_memory(p, cost.memory);
-  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.lse, &p.dq, &p.dk, &p.dv, &p.d_lse}) {
-    if (t->defined()) cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
-  }
-  cost.bytes_moved += static_cast<double>(p.d_o.numel() * dtype_bytes(p.d_o.dtype)) + again;
-  cost.ms =
-      std::max(bwd_sm90_ms(p, config, machine), 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
-  // delta from P by a kernel of its own: 8 x 12 heads of 128 rows, causal, 0.034 ms on an H200,
-  // full without it 0.020.
-  constexpr double kRefineMs = 0.012;
-  if (refines(p, config)) cost.ms += kRefineMs;
-  // Two launches that read O and dO, or look at LSE.
-  if (config.shifts()) cost.ms += 2.0 * host::kKernelMs;
-  // Two products of five, on mma.sync. Not measured.
-  if (p.precision == Precision::refined) cost.ms *= 1.8;
-  cost.ms += mask_bits_ms(mask, machine.bandwidth_gbps);
-  if (p.dsinks.defined()) cost.ms += host::kKernelMs;
-  // Two more products of five, on mma.sync.
-  if (apart) cost.ms *= 1.8;
-  if (diagonals.any()) cost.ms = 1.15 * cost.ms + 3.0 * host::kKernelMs;  // not measured
-  if (p.dbias.defined() && !config.sums.bias) cost.ms *= 1.8;
-  // Above dim 128 two planes of P and dS were not measured: left to flash_bwd_sm80.
-  if (config.two_plane && config.columns_dq() > 128) cost.ms *= 3.0;
+  cost.memory = workspace_items(p, config, beside);
+  cost.bytes_moved = moved_bytes(p, config);
+  cost.ms = predicted_ms(p, config, beside, cost.bytes_moved, machine);
   return Prepared{std::move(cost),
                   remember(Decided{config, bwd_sm90_order(p, config), bwd_sm90_parts(p, config),
                                    bwd_sm90_sharers(p, config)})};
@@ -296,7 +294,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.low = mask.low;
   args.high = mask.high;
   args.order = decided.order;
-  args.parts = decided.parts;
+  args.parts = std::max(decided.parts, bwd_sm90_span_blocks(config));
   args.sharers = decided.sharers;
   args.lead = bwd_sm90_sections_apart(args.order, config);
   args.lag = bwd_sm90_lag(p, args.order, config);
@@ -306,11 +304,74 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.lse_in = host::fill_lse(args, p);
 }
 
+/// delta from P, and the low part of LSE, where other kernels work them out.
+RowStatistics give_rows(Args& args, const Problem& p, const Config& config,
+                        WorkspaceCutter& workspace, void* stream) {
+  RowStatistics given;
+  if (refines(p, config) && p.packed) {
+    float* const delta = workspace.take<float>(p.heads_q * p.total_q);
+    packed_delta(p, delta, stream);
+    args.delta_in = delta;
+    args.delta_rows = static_cast<int>(p.total_q);
+  } else if (gives_rows(p, config)) {
+    given = refined_rows(p, refines(p, config), workspace, stream);
+    args.delta_in = given.delta;
+    args.delta_rows = static_cast<int>(given.rows_q);
+    args.lse2_in = given.lse2;
+    args.low_in = given.lse2_low;
+  }
+  return given;
+}
+
+/// The kernel, behind what it reads of lists, mask, functions and bias.
+void launch_tiles(const Kernel& kernel, const Problem& p, const Config& config, Beside& beside,
+                  ListArgs& args, WorkspaceCutter& workspace, void* stream) {
+  beside.lists.take(workspace);
+  beside.mask.take(workspace);
+  beside.diagonals.take(workspace, stream);
+  args.diagonals = beside.diagonals.sums();
+  args.diagonal_count = static_cast<int>(beside.diagonals.count());
+  args.last_key = static_cast<int>(beside.diagonals.last_key());
+  const tile::Strip strip = beside.strip.make(workspace, stream);
+  const tile::BiasSums bias_sums = beside.bias.take(workspace, stream);
+  beside.mask.make(stream);
+  const tile::MaskBits mask = beside.mask.bits();
+  const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
+  if (config.listed()) {
+    args.of_queries = beside.lists.of_queries();
+    args.of_keys = beside.lists.of_keys();
+    beside.lists.make(stream, mask);
+    launch_optioned(p, kernel, host::following(grid, p.device.index), stream, args, mask, strip);
+  } else if (config.ragged()) {
+    launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, stream, args, mask, strip,
+                                bwd_sm90_bias_tiles(p, config), bias_sums);
+  } else {
+    launch_optioned<Args>(p, kernel, {.x = grid}, stream, args, mask, strip,
+                          bwd_sm90_bias_tiles(p, config), bias_sums);
+  }
+}
+
+/// Gradients of what is no operand, from the rows' statistics and the kernel's sums.
+void launch_others(const Problem& p, const Config& config, const Beside& beside, const Args& args,
+                   const RowStatistics& given, WorkspaceCutter& workspace, void* stream) {
+  RowStatistics rows;
+  rows.lse2 = args.offset;
+  rows.lse2_low = args.offset_low;
+  rows.delta = args.delta;
+  rows.rows_q = args.rows_q;
+  sink_gradient(p, rows, stream, config.fold_lse() ? -args.scale_log2 : -1.0F);
+  beside.diagonals.make(stream);
+  if (wants_captures(p)) capture_gradients_apart(beside.diagonals.others(), workspace, stream);
+  if (config.sums.bias) {
+    beside.bias.make_gradient(stream);
+  } else {
+    bias_gradient_apart(p, given, workspace, stream);
+  }
+}
+
 void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   const auto& decided = context.decided<Decided>();
   const Config& config = decided.config;
-  const std::int64_t pairs_k = key_pairs(p, decided.sharers);
-  const std::int64_t rows = p.stored_batch() * p.heads_q * bwd_sm90_rows(p, config);
   // All kernels before the first launch: where one cannot be compiled nothing is written.
   const Kernel kernel = load_optioned(p, config, p.device.index, bwd_sm90_unit);
   const Kernel queries = config.large_dim() ? load_bwd_dq_sm90(config, p.device.index) : Kernel{};
@@ -318,85 +379,15 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   WorkspaceCutter workspace(context.workspace);
   ListArgs args;
   fill(args, p, decided);
-  const std::int64_t count = counters(p, config);
-  args.next_job = workspace.take<unsigned>(count);
-  args.prepared = args.next_job + 1;
-  args.finished = args.prepared + pairs_k;
-  args.added = args.finished + pairs_k;
-  if (config.sums.deterministic) args.turns = args.added + cut_tiles(p, config);
-  args.offset = workspace.take<float>(rows);
-  args.delta = workspace.take<float>(rows);
-  if (config.shifts()) args.offset_low = workspace.take<float>(rows);
-  if (!config.large_dim()) args.dq_sum = workspace.take<float>(rows * config.columns_dq());
-  const std::int64_t sums = key_sums(p, config);
-  if (config.sums.split) {
-    args.dk_sum = workspace.take<float>(sums);
-    args.dv_sum = args.dk_sum + cut_tiles(p, config) * config.shape.block_n * config.head_dim;
-  }
-  RowStatistics given;
-  if (refines(p, config) && p.packed) {
-    float* const delta = workspace.take<float>(p.heads_q * p.total_q);
-    packed_delta(p, delta, context.stream);
-    args.delta_in = delta;
-    args.delta_rows = static_cast<int>(p.total_q);
-  } else if (refines(p, config) || config.shifts()) {
-    given = refined_rows(p, refines(p, config), workspace, context.stream);
-    args.delta_in = given.delta;
-    args.delta_rows = static_cast<int>(given.rows_q);
-    args.lse2_in = given.lse2;
-    args.low_in = given.lse2_low;
-  }
-  fill_bytes(args.next_job, 0, count * 4, p.device.index, context.stream);
-  if (config.sums.split) fill_bytes(args.dk_sum, 0, 4 * sums, p.device.index, context.stream);
-  DiagonalGradients diagonals = diagonal_gradients(p, config);
-  diagonals.take(workspace, context.stream);
-  args.diagonals = diagonals.sums();
-  args.diagonal_count = static_cast<int>(diagonals.count());
-  args.last_key = static_cast<int>(diagonals.last_key());
-  const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
-  MaskBitsMaker mask(p, config.shape.block_m, true);
-  BiasSumsMaker bias_sums(p, config);
-  const tile::BiasSums sums_of_bias = bias_sums.take(workspace, context.stream);
-  const std::int64_t grid = std::min<std::int64_t>(args.jobs, host::kTypicalMultiprocessors);
-  if (config.listed()) {
-    TileListsMaker maker = lists_of(p, config);
-    maker.take(workspace);
-    maker.take_transposed(workspace);
-    args.of_queries = maker.lists();
-    args.of_keys = maker.transposed();
-    mask.take(workspace);
-    mask.make(context.stream);
-    maker.make_by_keys(context.stream, mask.bits(), config.sums.deterministic);
-    launch_optioned(p, kernel, host::following(grid, p.device.index), context.stream, args,
-                    mask.bits(), strip);
-  } else {
-    mask.take(workspace);
-    mask.make(context.stream);
-    if (config.ragged()) {
-      launch_optioned<RaggedArgs>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
-                                  bwd_sm90_bias_tiles(p, config), sums_of_bias);
-    } else {
-      launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
-                            bwd_sm90_bias_tiles(p, config), sums_of_bias);
-    }
-  }
-  if (config.large_dim()) {
-    unsigned* next_tile = args.finished + pairs_k;
-    launch_bwd_dq_sm90(queries, p, config, args, next_tile, context.stream);
-  }
-  RowStatistics of_rows;
-  of_rows.lse2 = args.offset;
-  of_rows.lse2_low = args.offset_low;
-  of_rows.delta = args.delta;
-  of_rows.rows_q = args.rows_q;
-  sink_gradient(p, of_rows, context.stream, config.fold_lse() ? -args.scale_log2 : -1.0F);
-  diagonals.make(context.stream);
-  if (wants_captures(p)) capture_gradients_apart(diagonals.others(), workspace, context.stream);
-  if (config.sums.bias) {
-    bias_sums.make_gradient(context.stream);
-  } else {
-    bias_gradient_apart(p, given, workspace, context.stream);
-  }
+  const BwdSm90Workspace own(p, config);
+  own.take(args, workspace);
+  const RowStatistics given = give_rows(args, p, config, workspace, context.stream);
+  own.clear(args, context.stream);
+  Beside beside(p, config);
+  launch_tiles(kernel, p, config, beside, args, workspace, context.stream);
+  if (config.large_dim())
+    launch_bwd_dq_sm90(queries, p, config, args, own.next_tile(args), context.stream);
+  launch_others(p, config, beside, args, given, workspace, context.stream);
 }
 
 /// A problem whose kernels are watched.

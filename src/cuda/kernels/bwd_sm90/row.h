@@ -23,7 +23,7 @@ void add_bwd_sm90_large_dim_units(std::vector<PackUnit>& units, int arch);
 void add_bwd_sm90_grouped_units(std::vector<PackUnit>& units, int arch);
 /// With a bool mask, with dropout: compiled at first use.
 void add_bwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
-/// Of the tiles that a bool mask leaves: the same.
+/// The same for the tiles that a bool mask leaves.
 void add_bwd_sm90_mask_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

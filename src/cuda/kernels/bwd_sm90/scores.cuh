@@ -290,7 +290,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       store_shared_16(gate_place() + n * 4096, two(0), two(2), two(4), two(6));
     }
   }
-  /// Of two scores, e and e + 1 of those from 8 n on.
+  /// The slopes of two scores, e and e + 1 of those from 8 n on.
   __forceinline__ Floats2 slopes_of(const Bytes16 (&words)[2], int e) const {
     const auto word = [&](int i) {
       const Bytes16& x = words[kConfig.two_plane ? i / 4 : 0];
@@ -434,7 +434,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       settle_shown(this->shown, rS, this->options->zero);
     modify();
     if constexpr (kConfig.options.bias()) add_bias<kConfig>(worker, rS);
-    // Of a block list, what is not masked is full: no mask applies there.
+    // What a block list does not mask is full: no mask applies there.
     if constexpr (kHidden != 0 && (kMasked || !kConfig.listed())) mask_function();
     if constexpr (kMasked && kMasksListed) {
       mask_by_bits<kConfig>(*this, listed_columns);

@@ -32,7 +32,7 @@ __forceinline__ int offset_at(const KeptOffsets& offsets, int index) {
   return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.rows + index * 4))
                            : tilewise::offset_at(offsets.all, index);
 }
-/// Of the sequence at a place in the order.
+/// The first block of the sequence at a place in the order.
 __forceinline__ int first_block(const KeptOffsets& offsets, int place, int rows) {
   if (offsets.rows == 0) return tilewise::first_block(offsets.all, place, rows);
   return static_cast<int>(offsets.kept(place) & ((1U << KeptOffsets::kBlockBits) - 1));
@@ -131,6 +131,38 @@ __forceinline__ void count_blocks(const Args& args, const Shared<kConfig>& share
   count_blocks(of.cu_q, of.sequences, of.q_rows, kConfig.shape.chunk_rows);
   if (of.cu_k.rows == of.cu_q.rows) return;
   count_blocks(of.cu_k, of.sequences, of.k_rows, kConfig.shape.block_n);
+}
+/// Spans: sequences that are neighbours in the order, of some 8,192 keys together
+/// (args.parts). Of many long sequences a head does not stay in the L2 cache, a span does.
+/// One thread, when blocks are counted: where each begins.
+template <Config kConfig>
+__forceinline__ void find_spans(const Args& args, const Shared<kConfig>& shared) {
+  const KeptLengths of = kept_lengths<kConfig>(args, shared);
+  const int blocks = first_block(of.cu_k, of.sequences + 1, kConfig.shape.block_n);
+  const int least =
+      max(args.parts, (blocks + SharedPlan::kMostSpans - 2) / (SharedPlan::kMostSpans - 1));
+  int spans = 0, begin = 0;
+#pragma unroll 1
+  for (int place = 0; place <= of.sequences + 1; ++place) {
+    const int block = first_block(of.cu_k, place, kConfig.shape.block_n);
+    const bool end = place > of.sequences;
+    if (place > 0 && !end && block - begin < least) continue;
+    const int chunk = first_block(of.cu_q, place, kConfig.shape.chunk_rows);
+    store_shared_4(shared.span(spans), static_cast<u32>(chunk));
+    store_shared_4(shared.span(spans) + 4, static_cast<u32>(block));
+    begin = block;
+    ++spans;
+  }
+  store_shared_4(shared.span_count(), static_cast<u32>(spans - 1));
+}
+/// Chunks, or blocks of keys, of a span, and the first of them.
+template <Config kConfig>
+__forceinline__ int span_begin(const Shared<kConfig>& shared, int span, bool keys) {
+  return static_cast<int>(load_shared_4(shared.span(span) + 4 * keys));
+}
+template <Config kConfig>
+__forceinline__ int span_size(const Shared<kConfig>& shared, int span, bool keys) {
+  return span_begin<kConfig>(shared, span + 1, keys) - span_begin<kConfig>(shared, span, keys);
 }
 /// Chunks of a query head, blocks of a key head: with those that are none where nobody counts them.
 template <Config kConfig>

@@ -75,6 +75,9 @@ struct Shared {
   __forceinline__ u32 listed(u32 stage) const { return base + kPlan.listed + stage * 16; }
   __forceinline__ u32 ds_of(u32 buffer) const { return listed(kStages + buffer); }
   __forceinline__ u32 places() const { return base + kPlan.places; }
+  /// The first chunk of a span, behind it its first block; how many there are.
+  __forceinline__ u32 span(int index) const { return base + kPlan.spans + 8 * index; }
+  __forceinline__ u32 span_count() const { return span(SharedPlan::kMostSpans + 1); }
 
   __forceinline__ void init_barriers() const {
     // Every consumer warp arrives for itself: one warp's wait does not prove that the others have
@@ -118,10 +121,10 @@ struct Shared {
 enum class JobKind : int { prepare, tile, convert, end, keys };
 
 /// `block`: chunk of rows or block of keys; `head`: query head, of a tile key head (a sharer of
-/// it), of keys key head. `part`: of a tile's queries. Packed: `batch` is the sequence, `block` is
-/// of it. The lengths, and where the sequence begins in the packed tensors, only where Args does
-/// not say. With a list `part` is how many of the blocks of queries that see a tile a mask cuts:
-/// they come first.
+/// it), of keys key head. `part`: of a tile's queries; or the span. Packed: `batch` is the
+/// sequence, `block` is of it. The lengths, and where the sequence begins in the packed tensors,
+/// only where Args does not say. With a list `part` is how many of the blocks of queries that see a
+/// tile a mask cuts: they come first.
 struct Job {
   JobKind kind = JobKind::end;
   int block = 0, batch = 0, head = 0, part = 0;
@@ -176,6 +179,12 @@ __forceinline__ int kept_row(const Job& job) {
 template <Config kConfig>
 __forceinline__ int key_head(const Args& args, const Job& job) {
   return kConfig.sums.split ? job.head / args.sharers : job.head;
+}
+/// Where a job is counted: by its key head, and by its span.
+template <Config kConfig>
+__forceinline__ int counted(const Args& args, const Job& job, int key_head) {
+  const int bh = entry_of<kConfig>(job) * args.heads_k + key_head;
+  return kConfig.spans ? bh * SharedPlan::kMostSpans + job.part : bh;
 }
 /// Where a block of a key head's keys is in what is summed and counted for cut tiles.
 template <Config kConfig>

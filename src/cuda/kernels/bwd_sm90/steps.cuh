@@ -127,7 +127,7 @@ __forceinline__ void Consumer<kConfig>::score_gradients() {
         b *= widen_high<Element::fp16>(gates[e]);
       }
       if constexpr (kConfig.logits.gated) {
-        // Of a hidden pair nothing comes through, an infinite slope neither.
+        // Nothing comes through a hidden pair, an infinite slope neither.
         const bool hidden_a =
             kConfig.two_plane ? scores.rS[2 * (i + e)] == 0.0F : (p & 0xffffU) == 0;
         const bool hidden_b = kConfig.two_plane ? scores.rS[2 * (i + e) + 1] == 0.0F : p >> 16 == 0;
@@ -362,7 +362,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_bh, in
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
     scores.issue_scores();
     if constexpr (Scores<kConfig>::kDropsAhead) {
-      // Of a list the stage of Q has told what is next.
+      // Beside a list the stage of Q has told what is next.
       scores.take_dropout(kConfig.listed() ? scores.bh : next_bh,
                           kConfig.listed() ? scores.block : next_block);
     }
@@ -372,7 +372,7 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_bh, in
   pin(rdS);
   worker.release(worker.shared.q_empty(stage_q));
   if constexpr (kLast) {
-    // Of a part, V and K are let go of later: their rows stage its sums.
+    // A part lets go of V and K later: their rows stage its sums.
     if constexpr (!kConfig.sums.split || kConfig.shape.k_stages == 1)
       worker.release(worker.shared.k_empty(worker.rK.slot));
     next_k();

@@ -12,10 +12,8 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/options.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
-#include "cuda/kernels/rows/mask_map.h"
-#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 namespace tilewise::cuda {
@@ -62,7 +60,10 @@ double large_dim_ms(const Problem& p, const Config& config, const Hardware& mach
   return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
-/// Of a query row: Q, dO and the float32 sums of dQ.
+/// Keys of a span at least.
+constexpr std::int64_t kSpanRows = 8192;
+
+/// A query row: Q, dO and the float32 sums of dQ.
 std::int64_t query_bytes(const Problem& p, const Config& config) {
   return 2 * p.head_dim + 2 * p.head_dim_v + (config.large_dim() ? 0 : 4 * p.head_dim);
 }
@@ -71,6 +72,10 @@ std::int64_t query_bytes(const Problem& p, const Config& config) {
 /// longest first, and two follow the first of a section before it has ended. Of grouped heads a
 /// tile is a larger part of the whole, and three are taken.
 constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
+
+/// Spans have about 64 tiles, whose longest lasts as long as four waves of the mean: converted
+/// that much later nobody waits.
+constexpr int kSpanLead = 2, kSpanLag = 9;
 
 }  // namespace
 
@@ -151,7 +156,7 @@ Config bwd_sm90_config(const Problem& p) {
   const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
   const std::int64_t chunks = ceil_div(rows, config.shape.chunk_rows);
   if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.shape.chunk_rows = 256;
-  // Of blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
+  // Blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
   if (p.block_list.defined()) config.lists = tile::Lists::parts;
   if (maps_mask(p) && !config.two_plane) config.lists = tile::Lists::whole;
@@ -161,6 +166,15 @@ Config bwd_sm90_config(const Problem& p) {
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   return config;
+}
+
+WantedLists bwd_sm90_wanted_lists(const Config& config) {
+  return {.tile_q = config.shape.block_m,
+          .tile_k = config.shape.block_n,
+          .kind = config.lists,
+          .by_keys = true,
+          .by_both = config.sums.deterministic,
+          .narrowed = true};
 }
 
 std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
@@ -174,6 +188,20 @@ std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
 
 std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
   return p.stored_batch() * p.heads_k * bwd_sm90_key_blocks(p, config);
+}
+
+bool bwd_sm90_takes_spans(const Problem& p, bwd_sm90::Config config) {
+  if (!p.packed || config.large_dim() || config.mask != Mask::right || p.group() > 1) return false;
+  constexpr std::int64_t kMeanRows = 1024;
+  if (p.total_q < 2 * kSpanRows || p.seq_q > kSpanRows || p.total_q < kMeanRows * p.batch)
+    return false;
+  // The offsets of all sequences lie in shared memory.
+  config.spans = true;
+  return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
+}
+
+int bwd_sm90_span_blocks(const Config& config) {
+  return config.spans ? static_cast<int>(kSpanRows / config.shape.block_n) : 1;
 }
 
 int bwd_sm90_parts(const Problem& p, const Config& config) {
@@ -197,8 +225,8 @@ int bwd_sm90_sharers(const Problem& p, const Config& config) {
   if (config.large_dim() || config.two_plane || config.listed() || p.packed) return 1;
   if (config.mask != Mask::right) return 1;
   if (p.group() <= 2 || bwd_sm90_tiles(p, config) <= host::kTypicalMultiprocessors) return 1;
-  // Of every query head that a job has, about as many rows as there are keys at work lie between
-  // the first and the last of its tiles.
+  // Between the first and the last of a job's tiles lie, for each of its query heads, about as many
+  // rows as there are keys at work.
   const std::int64_t head_bytes =
       std::int64_t{host::kTypicalMultiprocessors} * config.shape.block_n * query_bytes(p, config);
   constexpr std::int64_t kStays = 24 * kMiB;
@@ -238,6 +266,7 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 }
 
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
+  if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
   if (config.mask == Mask::none) return lead;
   const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
@@ -247,6 +276,7 @@ int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Co
 }
 
 int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& config) {
+  if (config.spans) return kSpanLead;
   const int tiles = std::max(1, order.section_heads * order.blocks);
   // Short tiles: what lies farther apart is less often still in the L2 cache (measured at dim 64).
   const bool is_short = config.shape.block_m == 128 && order.blocks <= 8;
@@ -270,15 +300,13 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double all_queries = static_cast<double>(p.seq_q) * group / parts;
   const double cut =
       p.has_positional_mask() ? 0.4 * (config.shape.block_m + config.shape.block_n) : 0.0;
-  // Of packed sequences of many lengths the last block of queries is half empty.
+  // Where packed sequences have many lengths the last block of queries is half empty.
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
   const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
-  const double queries =
-      std::min(std::min(visible_pairs(p), listed_pairs(p)) / (tiles * config.shape.block_n) +
-                   (cut + part_full) * group,
-               all_queries);
+  const double queries = std::min(
+      visible_pairs(p) / (tiles * config.shape.block_n) + (cut + part_full) * group, all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
-  // Of a tile: its start and end, and 128 queries. Of a chunk: preparation and conversion.
+  // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
   const bool narrow = config.shape.block_m == 128;
   const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
   const double chunk_us = narrow ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0 : 8.0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/bwd_sm90/args.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda {
@@ -18,6 +19,8 @@ bool bwd_sm90_hides_rows(const Problem& problem);
 bool bwd_sm90_may_hide_rows(const Problem& problem);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
+/// The rows of tiles that it walks.
+WantedLists bwd_sm90_wanted_lists(const bwd_sm90::Config& config);
 
 /// Sections of key heads: what a section's tiles read and add to again and again stays in L2.
 bwd_sm90::SectionOrder bwd_sm90_order(const Problem& problem, const bwd_sm90::Config& config);
@@ -41,6 +44,13 @@ std::int64_t bwd_sm90_tiles(const Problem& problem, const bwd_sm90::Config& conf
 /// Parts that a tile's queries are cut into, where the tiles leave multiprocessors idle; 1: they
 /// are not.
 int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
+
+/// Whether a head of packed sequences may be divided into spans: where it does not stay in the L2
+/// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
+/// NOTE: no plan does so yet, for no card has timed it (lab/bwd_sm90.md).
+bool bwd_sm90_takes_spans(const Problem& problem, bwd_sm90::Config config);
+/// Blocks of keys of a span at least; 1 without spans.
+int bwd_sm90_span_blocks(const bwd_sm90::Config& config);
 
 /// Parts of a key head's query heads that are jobs of their own, where the queries of all of them
 /// would not stay in the L2 cache while tiles of different lengths walk them; 1: none. Such sharers

@@ -40,7 +40,8 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
                 logits_text(c.logits) + flag_text("two_plane", c.two_plane) +
                 group_text("sums", sums_text(c.sums));
   if (c.ragged()) {
-    unit.config += enum_text("lengths", "Lengths", c.lengths);
+    unit.config +=
+        enum_text("lengths", "Lengths", c.lengths) + (c.spans ? flag_text("spans", true) : "");
     unit.args = "RaggedArgs";
   }
   if (c.listed()) {

@@ -241,7 +241,7 @@ struct Worker : ListedSteps<kConfig.listed()> {
       }
     }
     __syncwarp();  // the signal of lane 0 is for the stores of all
-    unsignalled = args.prepared + entry_of<kConfig>(job) * args.heads_k + job.head / args.group;
+    unsignalled = args.prepared + counted<kConfig>(args, job, job.head / args.group);
   }
 
   /// Sums of dQ to dQ.

@@ -76,7 +76,7 @@ struct Args {
   tile::Pages pages;    ///< paged
   tile::KeyParts keys;  ///< lengths, positions and parts; kBlockN divides keys.keys
   tile::TileCounter counter;
-  // Of entries with more than one part.
+  // Entries with more than one part.
   int most_parts = 1;
   long long part_rows = 0;  ///< rows of all entries and heads
   int part_columns = 0;     ///< of o_part

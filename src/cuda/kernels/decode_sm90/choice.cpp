@@ -26,7 +26,7 @@ constexpr int kMostStages = 8;
 /// The counter counts to 2^24.
 constexpr double kMostItems = 0x1p23;
 constexpr int kLeastBoxRows = 16;
-/// Of a key head: each tile of rows reads all its keys again.
+/// Rows of a key head: each tile of them reads all its keys again.
 constexpr std::int64_t kMostRows = 256;
 
 /// A block of keys of 32 KiB by the number of row warps, where nothing waits for memory.
@@ -131,7 +131,7 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
                         std::min(machine.bandwidth_gbps, kMostOfOneGbps * busy);
   const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
   double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
-  // Of two blocks on a multiprocessor one hides what the other starts and ends.
+  // With two blocks on a multiprocessor one hides what the other starts and ends.
   ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
   // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
   if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots))

@@ -27,7 +27,7 @@ struct Consumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// Of the thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
+  /// The thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
   bool exists[2];
   int query[2], head[2];
   ScoreModification mod[2];

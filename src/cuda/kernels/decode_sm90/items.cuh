@@ -13,7 +13,7 @@ struct Items {
   const Args& args;
   const int lane;
   int total = 0;  ///< items of all entries
-  // Of the 32 entries from `base` on.
+  // The 32 entries from `base` on.
   int base = 0, before = 0;    ///< items of the entries before
   int seq_k = 0, through = 0;  ///< of the lane's entry: keys, items of those up to it
   PartRange range;

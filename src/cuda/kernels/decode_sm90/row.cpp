@@ -24,7 +24,7 @@ using decode_sm90::Args;
 using decode_sm90::Config;
 using Role = MemoryItem::Role;
 
-/// Of a decoding step: the token and a few that were guessed.
+/// Queries of a decoding step: the token and a few that were guessed.
 constexpr std::int64_t kFewQueries = 8;
 
 /// What another row asks for the problem; infinity where it refuses.

@@ -23,7 +23,7 @@ struct AlternatingPanel {
 
   /// As SharedTile::lane_address.
   __forceinline__ u32 lane_address(int row, int lane_row, int chunk, int lane_chunk) const {
-    // Of two panels the lowest bit of a line is the panel.
+    // With two panels the lowest bit of a line is the panel.
     const int line = kBeside == 2 ? (2 * lane_row & 7) ^ panel : lane_row * kBeside + panel & 7;
     const u32 at = base + static_cast<u32>(128 * kBeside * lane_row + ((lane_chunk ^ line) << 4));
     return (at ^ static_cast<u32>(chunk << 4)) + static_cast<u32>(128 * (row * kBeside + panel));

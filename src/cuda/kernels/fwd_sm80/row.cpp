@@ -12,7 +12,8 @@
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/pack.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"
@@ -59,7 +60,7 @@ double most_keys(const Problem& p, int rows) {
   return most;
 }
 
-/// Of a tile's first K and V, and of a row of its Q and O.
+/// A tile's first K and V, and a row of its Q and O.
 constexpr double kTileMs = 1.1e-3, kTileRowMs = 4e-5;
 /// The merge of the warps that share rows.
 constexpr double kMergeMs = 1.8e-3;
@@ -90,6 +91,14 @@ double keys_computed(const Problem& p, const Tile& tile) {
   }
   return p.packed ? seen + 0.5 * tile.shape.block_n
                   : std::ceil(seen / tile.shape.block_n) * tile.shape.block_n;
+}
+
+/// The share of the memory's rate at which keys and values come: rows of 128 bytes and less are
+/// slower (an H200, 32 entries of 8192 keys, 64 heads on 8: 0.89 at dim 64, 0.98 at 128;
+/// bench/results/h200/serving.json).
+double read_share(const Problem& p) {
+  const std::int64_t bytes = std::min(p.head_dim, p.head_dim_v) * dtype_bytes(p.dtype);
+  return bytes <= 128 ? 0.89 : 1.0;
 }
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
@@ -203,9 +212,8 @@ Decided decide(const Problem& p, const Choice& choice, const Hardware& machine) 
   return decided;
 }
 
-/// A list in tiles of rows and keys.
-TileListsMaker lists_of(const Problem& p, int block_m, int block_n) {
-  return {p, block_m, block_n, mma_lists(p)};
+WantedLists wanted_lists(const Problem& p, const fwd_sm80::Shape& shape) {
+  return {.tile_q = shape.block_m, .tile_k = shape.block_n, .kind = mma_lists(p)};
 }
 
 Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& machine) {
@@ -237,12 +245,11 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
     partial =
         static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
   }
-  if (has_tile_lists(p))
-    lists_of(p, choice.tile->shape.block_m, choice.tile->shape.block_n).add_memory(cost.memory);
+  TileListsMaker(p, wanted_lists(p, choice.tile->shape)).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
     return static_cast<double>(t.numel() * dtype_bytes(t.dtype));
   };
-  // Of the pools what the tables may name.
+  // The part of the pools that the tables may name.
   const double pages = p.paged ? static_cast<double>(p.batch * p.block_table.sizes[1]) /
                                      static_cast<double>(std::max<std::int64_t>(1, p.k.sizes[0]))
                                : 1.0;
@@ -252,8 +259,9 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
-  cost.ms = std::max(choice.ms - sooner, 1e-6 * tensors / machine.bandwidth_gbps) +
-            host::options_ms(p, 1, machine);
+  cost.ms =
+      std::max(choice.ms - sooner, 1e-6 * tensors / (read_share(p) * machine.bandwidth_gbps)) +
+      host::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }
@@ -314,10 +322,10 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
     args.keys_per_split = decided.keys_per_split;
   }
   if (config.listed()) {
-    TileListsMaker maker = lists_of(p, config.shape.block_m, config.shape.block_n);
-    maker.take(workspace);
-    maker.make(context.stream);
-    args.lists = maker.lists();
+    TileListsMaker lists(p, wanted_lists(p, config.shape));
+    lists.take(workspace);
+    lists.make(context.stream);
+    args.lists = lists.of_queries();
   }
   const int min_blocks = decided.min_blocks;
   const Kernel kernel = load_expressed(

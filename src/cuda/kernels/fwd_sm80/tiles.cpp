@@ -7,7 +7,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 
 namespace tilewise::cuda::fwd_tiles {
 namespace {

@@ -71,6 +71,11 @@ struct Schedule {
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
   bool makes_bits = false;  ///< dropout: the producer's warpgroup makes the bits
+  /// Dropout: groups of bits of a block that a warpgroup makes before it passes its turn. Those who
+  /// make bits at the same time share the multiplier, and then exponentiate at the same time.
+  int bits_in_turn = 0;
+  /// Of what a bool mask hides no exponential is taken, where else it becomes -inf first.
+  bool hides_late = false;
 
   bool operator==(const Schedule&) const = default;
 };
@@ -114,6 +119,10 @@ constexpr bool goes_together(const Config& c) {
   if (s.chain_tiles && (!chains || listed)) return false;
   if (s.ping_pong && c.shape.warpgroups < 2) return false;
   if (s.halve_cut && (!halves || hides || listed || !c.trusts_maxima())) return false;
+  if (s.bits_in_turn > 0 && (!c.options.dropout || !s.ping_pong || s.makes_bits)) return false;
+  const bool masks_alone = c.options.mask && !c.options.bias() &&
+                           c.modification == Modification::none && !c.expressions.any();
+  if (s.hides_late && (!masks_alone || listed)) return false;
   if (s.makes_bits && (!c.options.dropout || listed || c.paged() || c.shape.block_n != 128))
     return false;
   if (c.pack_heads && (c.expressions.any() || c.options.dropout)) return false;

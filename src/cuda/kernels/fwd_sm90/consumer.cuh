@@ -145,7 +145,9 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   // ---- softmax step
 
   /// The thread's first kCount scores; `half`: those begin there. kLifts: see add_bias.
-  template <bool kMasked, int kCount = kScores, bool kLifts = true>
+  /// kHidesLater: what the bool mask hides of blocks that nothing else cuts is left to the
+  /// exponentials.
+  template <bool kMasked, int kCount = kScores, bool kLifts = true, bool kHidesLater = false>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -158,7 +160,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     if constexpr (kConfig.options.bias())
       add_bias<kConfig, kLifts || Scores<kConfig>::kCalls>(*this, block);
     if constexpr (kConfig.expressions.any()) {
-      // Of a block list, what is not masked is full: no mask applies there.
+      // What a block list does not mask is full: no mask applies there.
       scores.template apply_expressions<kMasked || !kListed<kConfig>>(
           args, corner_of<kConfig>(args, tile, first + warp * 16, column - 2 * (lane % 4)),
           opaque(lane));
@@ -167,7 +169,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
-    } else if constexpr (kConfig.options.mask && !kListed<kConfig>) {
+    } else if constexpr (kConfig.options.mask && !kListed<kConfig> && !kHidesLater) {
       scores.mask_shown();
     }
   }
@@ -221,8 +223,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       await_turn();
       issue_values();
       issue_scores();
-      pass_turn();
-      take_dropout<kConfig>(*this, block);
+      take_dropout_and_pass<kConfig>(*this, block);
       finish_values();
       pin(scores.rS);
       return;
@@ -232,8 +233,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     issue_scores();
     wait_v();
     issue_values();
-    pass_turn();
-    take_dropout<kConfig>(*this, block);
+    take_dropout_and_pass<kConfig>(*this, block);
     wgmma_wait<1>();  // S; O is still being summed
     pin(scores.rS);
   }
@@ -269,12 +269,14 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, false>(block); },
-                                  [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+    constexpr bool kLater = kConfig.schedule.hides_late && !kMasked;
+    trusted_exponentials<kScores, kLater>(
+        [&] { adjust_scores<kMasked, kScores, false, kLater>(block); },
+        [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
   /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made
   /// once more, beside a bias also where maxima are searched for, `pack` the operand.
-  template <int kCount, class Adjust, class Again, class Pack>
+  template <int kCount, bool kHides = false, class Adjust, class Again, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
     if constexpr (!kConfig.options.bias()) adjust();
     bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
@@ -285,7 +287,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     bool holds = false;
     if (!searches) {
       if constexpr (kConfig.options.bias()) adjust();
-      holds = scores.template trusted_softmax<kCount>(args);
+      holds = scores.template trusted_softmax<kCount, kHides>(args);
       if constexpr (kConfig.schedule.values_first)
         pack();  // beside the exponentials: no branch between
     }
@@ -299,6 +301,9 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
         if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
       }
       if constexpr (kConfig.options.bias()) again();
+      if constexpr (kHides) {
+        if (searches) scores.mask_shown();
+      }
       scores.template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.schedule.values_first) pack();

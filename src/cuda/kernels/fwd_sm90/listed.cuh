@@ -42,7 +42,7 @@ __forceinline__ void take_listed(Consumer& c) {
 template <Config kConfig>
 __forceinline__ u32 listed_scores(const Args& args, const Tile& tile, int query, int tile_k) {
   const TileLists& of = lists<kConfig>(args);
-  // Of rows past the end nothing is kept: any block serves.
+  // Rows past the end keep nothing: any block serves.
   const int block_q = min(query >> of.shift_q, of.query_blocks - 1);
   const int first = (tile_k * kConfig.shape.block_n) >> of.shift_k;
   const i64 row = static_cast<i64>(list_of<kConfig>(args, tile)) * of.query_blocks + block_q;

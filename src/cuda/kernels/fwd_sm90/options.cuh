@@ -57,19 +57,35 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
 }
 
 /// Makes dropout's bits of a block. Straight code: no branch may lie between products and their
-/// wait, or ptxas serialises them.
-template <Config kConfig, class Consumer>
-__forceinline__ void take_dropout(Consumer& c, int n) {
+/// wait, or ptxas serialises them. `behind`: of KeptPairs.
+template <Config kConfig, class Consumer, class Behind = NoCall>
+__forceinline__ void take_dropout(Consumer& c, int n, Behind behind = {}) {
   if constexpr (kConfig.options.dropout && !kConfig.schedule.makes_bits) {
     const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
     const typename Scores<kConfig>::Kept made(
         c.scores.options->dropout, c.tile.batch * c.args.heads_q + c.tile.head,
         c.group_query() + c.warp * 16, key, c.lane,
         c.shared.base + Consumer::kPlan.dropout +
-            (c.warpgroup * 4 + c.warp) * Scores<kConfig>::Kept::kKeyBytes);
+            (c.warpgroup * 4 + c.warp) * Scores<kConfig>::Kept::kKeyBytes,
+        behind);
 #pragma unroll
     for (int i = 0; i < Consumer::kScores / Scores<kConfig>::kPerWord; ++i)
       c.scores.kept[i] = made.bits[i];
+  }
+}
+/// The same of a step whose products have been issued, and the pass of its turn.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_dropout_and_pass(Consumer& c, int n) {
+  if constexpr (kConfig.schedule.bits_in_turn > 0) {
+    constexpr int kGroups = Consumer::kScores / Scores<kConfig>::kPerWord;
+    constexpr int kLast =
+        kConfig.schedule.bits_in_turn < kGroups ? kConfig.schedule.bits_in_turn - 1 : kGroups - 1;
+    take_dropout<kConfig>(c, n, [&](int group) {
+      if (group == kLast) c.pass_turn();
+    });
+  } else {
+    c.pass_turn();
+    take_dropout<kConfig>(c, n);
   }
 }
 

@@ -16,7 +16,8 @@
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/score_strip.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -60,14 +61,6 @@ struct Decided {
   int splits = 1;
 };
 
-/// Rows of a tile's queries, or where blocks are smaller those of each warpgroup.
-TileListsMaker lists_of(const Problem& p, const Config& config, int pack_shift) {
-  const int rows = config.lists == fwd_sm90::Lists::parts ? config.shape.warpgroups : 1;
-  const int queries = 64 * config.shape.warpgroups / rows >> pack_shift;
-  return {p,    queries,           config.shape.block_n, config.lists,
-          rows, config.pack_heads, MaskLines::queries};
-}
-
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided) {
   const auto& [config, order, pack_shift, splits] = decided;
@@ -81,11 +74,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
     items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
                                 {2, splits, sm90_query_rows(p)}));
   }
-  if (config.lists != fwd_sm90::Lists::none) {
-    const TileListsMaker maker = lists_of(p, config, pack_shift);
-    maker.add_memory(items);
-    maker.add_order_memory(items);
-  }
+  TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
   return items;
@@ -132,7 +121,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
   }
-  // tile_lists or mask_tiles, which the kernel's start overlaps.
+  // tile_lists, which the kernel's start overlaps.
   const bool listed = decided.config.lists != fwd_sm90::Lists::none;
   const double lists_ms = listed ? host::kKernelMs : 0.0;
   const double mask_ms =
@@ -171,25 +160,19 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const std::int64_t grid = std::min<std::int64_t>(
       args.tiles, std::int64_t{host::kTypicalMultiprocessors} * config.shape.resident);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
+  TileListsMaker lists(p, sm90_wanted_lists(config, decided.pack_shift));
+  lists.take(workspace);
   MaskBitsMaker mask(p, config.shape.block_n, false);
+  mask.take(workspace);
+  mask.make(context.stream);
   if (config.lists != fwd_sm90::Lists::none) {
-    TileListsMaker maker = lists_of(p, config, decided.pack_shift);
-    maker.take(workspace);
-    maker.take_order(workspace);
-    args.lists = maker.lists();
-    mask.take(workspace);
-    mask.make(context.stream);
-    maker.make(context.stream, mask.bits());
-    maker.order(context.stream);
+    args.lists = lists.of_queries();
+    lists.make(context.stream, mask.bits());
     launch_optioned<ListArgs>(p, kernel, host::following(grid, p.device.index), context.stream,
                               args, mask.bits(), strip);
   } else if (p.paged) {
-    mask.take(workspace);
-    mask.make(context.stream);
     launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
-    mask.take(workspace);
-    mask.make(context.stream);
     launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
   if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);

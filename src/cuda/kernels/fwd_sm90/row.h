@@ -19,7 +19,7 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
 
 /// With sinks, a bool mask, dropout, a bias: compiled at first use.
 void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
-/// Of the tiles that a bool mask leaves: the same.
+/// The same for the tiles that a bool mask leaves.
 void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch);
 
 }  // namespace tilewise::cuda

@@ -26,8 +26,8 @@ __forceinline__ int head(const Consumer& c, const Tile& t, int r) {
   if constexpr (!kConfig.pack_heads) return t.head;
   return t.head * c.args.group + (local_row<kConfig>(c, r) & ((1 << c.args.pack_shift) - 1));
 }
-/// Of a row of the warpgroup that may be none: those of a head that the group has not are its
-/// last head's.
+/// The head of a row of the warpgroup that may be none: rows of a head that the group has not are
+/// its last head's.
 template <Config kConfig, class Consumer>
 __forceinline__ int row_head(const Consumer& c, const Tile& t, int row) {
   if constexpr (!kConfig.pack_heads) return t.head;
@@ -85,7 +85,7 @@ __forceinline__ float add_sink(Consumer& c, int r, float sink) {
   c.scores.m[r] = top;
   return factor;
 }
-/// Of the thread's row, log2 domain; -inf where there is none.
+/// The sink of the thread's row, log2 domain; -inf where there is none.
 template <Config kConfig, class Consumer>
 __forceinline__ float sink_of(const Consumer& c, const Tile& t, int r) {
   bool counts = !kConfig.split || t.split == 0;

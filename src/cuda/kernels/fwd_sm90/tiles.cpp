@@ -10,9 +10,8 @@
 #include "cuda/host/options.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
-#include "cuda/kernels/rows/mask_tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
-#include "cuda/kernels/rows/tile_lists.h"
+#include "cuda/kernels/tile_lists/kinds.h"
 #include "expression/affine.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
@@ -100,7 +99,7 @@ struct TileBlocks {
 };
 TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
   const auto rows = static_cast<double>(sm90_query_rows(p));
-  const double keys = std::min(visible_pairs(p), listed_pairs(p)) / std::max(1.0, rows);
+  const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut =
       p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
   const double all = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n);
@@ -127,7 +126,7 @@ bool is_short_window(const Problem& p) {
 /// that one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
-  // Of a warp's box of a panel; of a panel's row that threads copy.
+  // A warp's box of a panel; a panel's row that threads copy.
   constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
   const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
@@ -225,11 +224,16 @@ std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
   return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
 }
 
-std::span<const Sm90Tile> sm90_dropping_tiles(const Problem& p) {
+std::span<const Sm90Tile> sm90_trial_tiles(const Problem& p) {
   const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
-  if (!drops(p) || p.paged || larger > 128) return {};
-  if (larger <= 64) return kDrops64;
-  return larger <= 96 ? std::span<const Sm90Tile>(kDrops96) : kDrops128;
+  if (p.paged || larger > 128) return {};
+  const bool narrow = larger <= 64, wide = larger > 96;
+  if (drops(p)) {
+    if (narrow) return kDrops64;
+    return wide ? std::span<const Sm90Tile>(kDrops128) : kDrops96;
+  }
+  if (!p.mask.defined() || (!narrow && !wide)) return {};
+  return narrow ? std::span<const Sm90Tile>(kHides64) : kHides128;
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
@@ -364,11 +368,24 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
-  schedule.makes_bits = tile.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.makes_bits = good.makes_bits && drops(p) && !listed && !config.paged();
+  schedule.hides_late = good.hides_late && p.mask.defined() && unmodified && !listed;
+  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong ? good.bits_in_turn : 0;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);
   return config;
+}
+
+WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
+  const int rows = config.lists == tile::Lists::parts ? config.shape.warpgroups : 1;
+  return {.tile_q = 64 * config.shape.warpgroups / rows >> pack_shift,
+          .tile_k = config.shape.block_n,
+          .kind = config.lists,
+          .packs_heads = config.pack_heads,
+          .ordered = true,
+          .rows_of_tile = rows,
+          .narrowed = true};
 }
 
 fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::int64_t queries,
@@ -380,7 +397,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
   order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
-  // Of a window only the part that the tiles at work see has to stay in the cache.
+  // Only the part of a window that the tiles at work see has to stay in the cache.
   const std::int64_t keys =
       std::min(p.seq_k, std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k) + 4 * queries);
   order.kv_bytes = std::max<std::int64_t>(keys, 1) * (p.head_dim + p.head_dim_v) * 2;

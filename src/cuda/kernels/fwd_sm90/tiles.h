@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/kernels/tile_lists/maker.h"
 #include "problem/problem.h"
 
 namespace tilewise::cuda {
@@ -21,9 +22,8 @@ struct Sm90Tile {
   Sm90Time full, masked;
   fwd_sm90::Schedule schedule;
   bool masked_turns = true;  ///< ping_pong under a mask too
-  double skewed = 1.0;      ///< block_us of rows that begin inside of 32 bytes, over that of others
-  bool maps = false;        ///< walks what a bool mask leaves
-  bool makes_bits = false;  ///< the producer's warpgroup makes dropout's bits
+  double skewed = 1.0;  ///< block_us of rows that begin inside of 32 bytes, over that of others
+  bool maps = false;    ///< walks what a bool mask leaves
 
   int block_m() const { return 64 * shape.warpgroups; }
   /// Taken for short windows alone.
@@ -36,9 +36,9 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& problem);
 /// Those that walk what the problem's bool mask leaves, which may be none.
 std::span<const Sm90Tile> sm90_masked_tiles(const Problem& problem);
 
-/// Those whose producer makes the bits of dropout. NOTE: only the emulator has run them, and no
-/// plan takes them (lab/fwd_sm90.md).
-std::span<const Sm90Tile> sm90_dropping_tiles(const Problem& problem);
+/// Those that make the bits of dropout, or hide by a bool mask, in other ways. NOTE: only the
+/// emulator has run them, and no plan takes them (lab/fwd_sm90.md).
+std::span<const Sm90Tile> sm90_trial_tiles(const Problem& problem);
 
 /// log2 of the query heads (rounded up to a power of two) that a tile packs as its rows; 0: none.
 /// Heads are packed where their few queries would leave most of a tile empty.
@@ -69,6 +69,10 @@ int sm90_box_rows(const Problem& problem, int block_n);
 fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
+
+/// The rows of tiles that it walks: of a tile's queries, or where blocks are smaller of each
+/// warpgroup's. `pack_shift`: sm90_pack_shift().
+WantedLists sm90_wanted_lists(const fwd_sm90::Config& config, int pack_shift);
 
 /// `queries`: of a tile.
 fwd_sm90::SectionOrder sm90_order(const Problem& problem, const fwd_sm90::Config& config,

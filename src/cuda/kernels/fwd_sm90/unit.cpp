@@ -8,7 +8,7 @@
 namespace tilewise::cuda {
 namespace {
 
-/// Of a multiprocessor. A block takes 1 KiB of it beside what the kernel asks for.
+/// A multiprocessor's. A block takes 1 KiB of it beside what the kernel asks for.
 constexpr int kSharedMemory = 228 * 1024, kSharedReserved = 1024;
 /// Accumulators and P fragments of a thread that compile without spills (fwd_sm90/README.md).
 constexpr int kRegisters2 = 200, kRegisters3 = 128, kRegisters4 = 80;
@@ -25,7 +25,9 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
          (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
-         (s.makes_bits ? flag_text("makes_bits", true) : "");
+         (s.makes_bits ? flag_text("makes_bits", true) : "") +
+         (s.bits_in_turn > 0 ? number_text("bits_in_turn", s.bits_in_turn) : "") +
+         (s.hides_late ? flag_text("hides_late", true) : "");
 }
 
 }  // namespace

@@ -308,8 +308,11 @@ __forceinline__ void join_masks(const JoinArgs& a) {
 
 template <Config>
 __forceinline__ void embed(const EmbedArgs& a) {
-  each(a.rows * a.cols,
-       [&](i64 i) { a.y[i] = a.table[static_cast<i64>(a.ids[i / a.cols]) * a.cols + i % a.cols]; });
+  each(a.rows * a.cols, [&](i64 i) {
+    const int id = a.ids[i / a.cols];
+    const bool known = id >= 0 && id < a.vocabulary;
+    a.y[i] = known ? a.table[static_cast<i64>(id) * a.cols + i % a.cols] : tile::not_a_number();
+  });
 }
 
 /// One block: one row of the table, which looks for its tokens.
@@ -369,9 +372,12 @@ __forceinline__ void cross_entropy(const LossArgs& a) {
     for (int j = 1; j < a.cols; ++j) most = fmaxf(most, row[j]);
     float sum = 0.0F;
     for (int j = 0; j < a.cols; ++j) sum += expf(row[j] - most);
-    loss += logf(sum) + most - row[a.labels[i]];
+    const int label = a.labels[i];
+    const bool known = label >= 0 && label < a.cols;
+    loss += known ? logf(sum) + most - row[label] : tile::not_a_number();
     for (int j = 0; j < a.cols; ++j) {
-      const float p = expf(row[j] - most) / sum - (j == a.labels[i] ? 1.0F : 0.0F);
+      const float p =
+          known ? expf(row[j] - most) / sum - (j == label ? 1.0F : 0.0F) : tile::not_a_number();
       a.d_logits[static_cast<i64>(i) * a.cols + j] = p / static_cast<float>(a.rows) * scale;
     }
   }

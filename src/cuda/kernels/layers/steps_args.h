@@ -224,6 +224,7 @@ struct EmbedArgs {
   const float* dy = nullptr;
   long long rows = 0;
   int cols = 0;
+  int vocabulary = 0;
 };
 
 inline constexpr int kReadColumns = 8;  ///< that one block of read_out takes

@@ -33,7 +33,7 @@ struct Consumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// Of the thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
+  /// The thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
   bool exists[2];
   int query[2], head[2];
   Acc rS[1][kBlockN / 8];
@@ -85,7 +85,7 @@ struct Consumer {
 
   // ---- a block
 
-  /// Of the n-th block of all items.
+  /// Stage and phase of the n-th block of all items.
   static __forceinline__ u32 stage(u32 n) { return n % kStages; }
   static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
   __forceinline__ void wait_keys(u32 n) const {

@@ -35,7 +35,7 @@ struct FewConsumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// Of the thread's columns 8 n + 2 (lane % 4) + e, by 2 n + e: whether there is such a row, its
+  /// The thread's columns 8 n + 2 (lane % 4) + e, by 2 n + e: whether there is such a row, its
   /// query, its head.
   bool exists[4];
   int query[4], head[4];
@@ -60,7 +60,7 @@ struct FewConsumer {
   __forceinline__ u32 merged(int row, int column) const {
     return shared.base + FewPlan::merged + row * FewPlan::kMergedRow + 4 * column;
   }
-  /// Of the 16 rows: four floats for each lane of a quad.
+  /// The 16 rows' maxima: four floats for each lane of a quad.
   __forceinline__ u32 maxima(int of_warp) const {
     return shared.base + FewPlan::maxima + (4 * warpgroup + of_warp) * SharedPlan::kMaxima;
   }
@@ -75,7 +75,7 @@ struct FewConsumer {
     x[0] = as_float(words.x), x[1] = as_float(words.y);
     x[2] = as_float(words.z), x[3] = as_float(words.w);
   }
-  /// Of register i of a product: which of the thread's four columns.
+  /// Which of the thread's four columns register i of a product is.
   static constexpr int column_of(int i) { return 2 * (i / 4) + i % 2; }
 
   // ---- the item

@@ -49,7 +49,7 @@ struct Shared {
   __forceinline__ u32 barrier(u32 index) const {
     return base + Plan::barriers + index * kMbarrierBytes;
   }
-  /// Of one piece of the columns.
+  /// One piece of the columns has come.
   __forceinline__ u32 full(u32 stage, int piece) const { return barrier(stage * kPieces + piece); }
   __forceinline__ u32 empty(u32 stage) const { return barrier(kStages * kPieces + stage); }
   __forceinline__ u32 q_full() const { return barrier(kFirst); }

@@ -27,7 +27,7 @@ void expression_values(const AskedFunctions& functions, const expression_values:
                        std::int64_t count, const tile::Captures* captures, float* values,
                        int device, void* stream);
 
-/// Of each score function, then of each mask.
+/// Those of each score function, then of each mask.
 std::vector<tile::Captures> expression_captures(const AskedFunctions& functions);
 
 }  // namespace tilewise::cuda

@@ -19,7 +19,7 @@ struct Work {
     Work work;
     work.part = static_cast<int>(thread % threads(kWay));
     i64 rest = thread / threads(kWay);
-    // Of four lines the next ones are the next thread's: their elements lie side by side.
+    // The next four lines are the next thread's: their elements lie side by side.
     const int line_groups = (args.lines + lines(kWay) - 1) / lines(kWay);
     if constexpr (kWay == Way::across) {
       work.line = static_cast<int>(rest % line_groups) * lines(kWay);

@@ -21,7 +21,7 @@ struct Row {
   const int lane, head;
   int row = 0, sequence = 0, i = 0, seq_q = 0, seq_k = 0, k_begin = 0;
 
-  /// Of a row of a head, zero beyond its end.
+  /// A row of a head, zero beyond its end.
   __forceinline__ void read(float (&x)[kEach], const View4& view, int of_head, int of_row,
                             int columns) const {
     const auto* from = static_cast<const unsigned short*>(view.data) + of_head * view.stride_h +
@@ -57,8 +57,8 @@ struct Row {
     if (args.softcap != 0.0F) x = args.softcap * tanh_exact(x / args.softcap);
     return kLog2e * (x - slope * fabsf(static_cast<float>(i + seq_k - seq_q - j)));
   }
-  /// Sums over the keys that the row sees. Of few keys, products count from that of the pair that
-  /// has most of the row, so that of a row with one key nothing is left.
+  /// Sums over the keys that the row sees. Beside few keys, products count from that of the pair
+  /// that has most of the row, so that of a row with one key nothing is left.
   __forceinline__ float from_probabilities(const float (&d_o)[kEach], float otherwise) const {
     constexpr int kFewKeys = 8;
     const Diagonals d(args.positions, seq_q, seq_k);
@@ -82,14 +82,14 @@ struct Row {
         most = p;
       }
       sum += p;
-      // Of a pair without weight nothing comes through, a NaN of V neither.
+      // Nothing comes through a pair without weight, a NaN of V neither.
       weighted += p == 0.0F ? 0.0F : p * (product - origin);
     }
     // A row without keys, NaN, infinite logits: the sums say nothing.
     return sum > 0x1p-20F && sum < 0x1p20F ? weighted / sum + origin : otherwise;
   }
   __forceinline__ float delta() {
-    // Of a row without keys nothing comes, whatever dO and dL hold. CONTRACT 3
+    // Nothing comes from a row without keys, whatever dO and dL hold. CONTRACT 3
     if (!find() || args.lse[head * args.lse_h + row * args.lse_s] == -infinity()) return 0.0F;
     float d_o[kEach], o[kEach];
     read(d_o, args.d_o, head, row, args.head_dim_v);

@@ -106,7 +106,7 @@ int power_from(std::int64_t bytes) {
   return power;
 }
 
-/// Of all statistics whose weight is not 0.
+/// Columns of all statistics whose weight is not 0.
 std::int64_t features_of(const Shape& s, const BlockSelection& by) {
   const PoolWeights& w = by.weights;
   std::int64_t statistics = 0;

@@ -46,7 +46,7 @@ struct Args {
   unsigned* bits = nullptr;
   int* counts = nullptr;
   int words = 0;
-  // Of the scorers that look at tokens.
+  // For the scorers that look at tokens.
   const float* scores = nullptr;  ///< (B * Hq * rows, columns): logarithms of probabilities
   const float* lines = nullptr;   ///< (B * Hq, queries, 3 columns + 1)
   unsigned char* line = nullptr;  ///< (B * Hq, 3 columns + 1): whether it is taken

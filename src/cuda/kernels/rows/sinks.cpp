@@ -28,7 +28,7 @@ void sink_gradient(const Problem& p, const RowStatistics& rows, void* stream, fl
   host::fill_sinks(args, p);
   args.d_sinks = static_cast<float*>(p.dsinks.data);
   args.d_sinks_h = p.dsinks.strides[0];
-  // Of packed sequences all blocks of rows: where there is no row, nothing was seen.
+  // Packed sequences have all blocks of rows: where there is no row, nothing was seen.
   args.batch = static_cast<int>(p.stored_batch());
   args.heads = static_cast<int>(p.heads_q);
   args.seq_q = static_cast<int>(p.packed ? rows.rows_q : p.seq_q);

@@ -1,5 +1,5 @@
-/// mask_map: from a mask function to rows of tiles, each a bit: seen whole, seen through the mask,
-/// or not at all. See rows/README.md.
+/// tile_lists: from a mask function to rows of tiles, each a bit: seen whole, seen through the
+/// mask, or not at all. See tile_lists/README.md.
 ///
 /// One block takes one row of tiles of one list, each warp one tile after another. What a tile's
 /// rows and columns have is known by its smallest and largest value; what the mask can be between
@@ -7,41 +7,37 @@
 /// hidden.
 #pragma once
 
-#include "cuda/kernels/rows/mask_map_args.h"
-#include "cuda/kernels/rows/tile_lists.cuh"
-#include "cuda/tile/copy.cuh"
+#include "cuda/kernels/tile_lists/row.cuh"
 #include "cuda/tile/expression_ranges.cuh"
 
-namespace tilewise::mask_map {
+namespace tilewise::tile_lists {
 
 using namespace tile;
 
 template <Config kConfig>
-struct Row {
+struct FunctionRow {
   using Function = MaskFunction<kConfig.expressions.mask>;
   using Ranges = MaskRanges<kConfig.expressions.mask>;
   static constexpr int kColumns = (kConfig.tile_k + 31) / 32;  ///< of a lane
   const Args& args;
   const Captures& captures;
-  const int lane;
+  const int lane, row;
   int first_query, last_query;
-  int keys, low, high;
+  Lengths of;
   Place place;
   typename Function::Uniform uniform;
   typename Ranges::Row rows;
 
-  __forceinline__ Row(const Args& a, const Captures& t, int list, int row, int lane_)
-      : args(a), captures(t), lane(lane_) {
-    const int batch = list / args.list_heads;
-    const tile_lists::Lengths of = tile_lists::lengths_of(args, batch);
+  __forceinline__ FunctionRow(const Args& a, const Captures& t, const RowIndex& at, int lane_)
+      : args(a), captures(t), lane(lane_), row(at.row) {
+    const int batch = at.list / args.list_heads;
+    of = lengths_of(args, batch);
     first_query = row * kConfig.tile_q;
     last_query = min(first_query + kConfig.tile_q, of.queries) - 1;
     // Rows behind a packed sequence see nothing.
-    keys = first_query > last_query ? 0 : of.keys;
-    low = of.low;
-    high = of.high;
-    place = {batch, list - batch * args.list_heads, of.queries, keys};
-    if (keys == 0) return;  // functions are asked for pairs alone
+    if (first_query > last_query) of.keys = 0;
+    place = {batch, at.list - batch * args.list_heads, of.queries, of.keys};
+    if (of.keys == 0) return;  // functions are asked for pairs alone
     uniform = Function::uniform(place, captures);
     rows = Ranges::Row::of(row_part(lane));
 #pragma unroll
@@ -60,11 +56,11 @@ struct Row {
   __forceinline__ void look_at(int c, bool& seen, bool& whole) const {
     const int first_key = c * kConfig.tile_k, end_key = first_key + kConfig.tile_k;
     seen = whole = false;
-    if (first_key >= keys || last_query + high <= first_key ||
-        first_query + low >= min(end_key, keys))
+    if (first_key >= of.keys || last_query + of.high <= first_key ||
+        first_query + of.low >= min(end_key, of.keys))
       return;
-    const int last_key = min(end_key, keys) - 1;
-    const bool uncut = first_query + high > last_key && last_query + low <= first_key;
+    const int last_key = min(end_key, of.keys) - 1;
+    const bool uncut = first_query + of.high > last_key && last_query + of.low <= first_key;
     typename Function::Column columns[kColumns];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n)
@@ -79,7 +75,7 @@ struct Row {
     seen = can_be.always();
     whole = seen && uncut;
     if (!seen) ask_pairs(columns, first_key, last_key, seen, whole);
-    whole = whole && end_key <= keys;
+    whole = whole && end_key <= of.keys;
   }
 
  private:
@@ -104,7 +100,7 @@ struct Row {
             Function::diagonal(place, uniform, d, static_cast<float>(d), captures);
         const bool visible =
             Function::value(place, uniform, part, columns[column], diagonal, i, j, captures) &&
-            i + low <= j && j < i + high;
+            i + of.low <= j && j < i + of.high;
         sees |= visible;
         hides |= !visible;
       }
@@ -118,19 +114,18 @@ struct Row {
 };
 
 template <Config kConfig>
-__forceinline__ void kernel(const Expressed<Args>& expressed) {
+__forceinline__ void from_function(const Expressed<Args>& expressed) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Args& args = expressed.args;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int list = static_cast<int>(blockIdx.x) / args.rows;
-  const int of_list = static_cast<int>(blockIdx.x) - list * args.rows;
+  const RowIndex index = RowIndex::of_block(args.rows);
   unsigned* counts = reinterpret_cast<unsigned*>(memory);
-  unsigned* row_bits = counts + tile_lists::kCountWords;
+  unsigned* row_bits = counts + kCountWords;
   let_next_start();
-  for (int i = thread; i < tile_lists::kCountWords + 2 * args.words; i += kThreads) counts[i] = 0;
+  for (int i = thread; i < kCountWords + 2 * args.words; i += kFunctionThreads) counts[i] = 0;
   __syncthreads();  // all bits are 0
-  const Row<kConfig> row(args, expressed.captures, list, of_list, lane);
-  for (int c = thread / 32; c < 32 * args.words; c += kThreads / 32) {
+  const FunctionRow<kConfig> row(args, expressed.captures, index, lane);
+  for (int c = thread / 32; c < 32 * args.words; c += kFunctionThreads / 32) {
     bool seen, whole;
     row.look_at(c, seen, whole);
     if (!seen || lane != 0) continue;
@@ -138,10 +133,10 @@ __forceinline__ void kernel(const Expressed<Args>& expressed) {
     atomicAdd(counts + (whole ? 0 : 1), 1U);
   }
   __syncthreads();  // all tiles have been looked at
-  const i64 at = static_cast<i64>(list) * args.rows + of_list;
-  for (int i = thread; i < 2 * args.words; i += kThreads)
+  const i64 at = index.at(args.rows);
+  for (int i = thread; i < 2 * args.words; i += kFunctionThreads)
     args.bits[at * 2 * args.words + i] = row_bits[i];
-  if (thread < 2) args.counts[at * 2 + thread] = static_cast<int>(counts[thread]);
+  store_counts(args, at, counts);
 }
 
-}  // namespace tilewise::mask_map
+}  // namespace tilewise::tile_lists

@@ -1,39 +1,38 @@
-/// mask_tiles: from the bits of a bool mask (mask_bits) to rows of tiles, each a bit: seen whole,
-/// seen through the mask, or not at all. Rows that are there already lose what the mask hides. See
-/// rows/README.md.
+/// tile_lists: from the bits of a bool mask (rows/mask_bits) to rows of tiles, each a bit: seen
+/// whole, seen through the mask, or not at all. Rows that are there already lose what the mask
+/// hides. See tile_lists/README.md.
 ///
 /// One block takes one row of tiles of one list. A lane has a tile of its own, so that a warp reads
 /// what 32 tiles have of a line side by side; the warps share the lines.
 #pragma once
 
-#include "cuda/kernels/rows/mask_tiles_args.h"
-#include "cuda/kernels/rows/tile_lists.cuh"
+#include "cuda/kernels/tile_lists/row.cuh"
 #include "cuda/tile/options.cuh"
 
-namespace tilewise::mask_tiles {
+namespace tilewise::tile_lists {
 
 using namespace tile;
 
 template <Config kConfig>
-struct Row {
+struct MaskRow {
   static constexpr int kLines = kConfig.by_keys ? kConfig.tile_k : kConfig.tile_q;
   static constexpr int kElements = kConfig.by_keys ? kConfig.tile_q : kConfig.tile_k;
-  static constexpr int kWarps = kThreads / 32;
-  const Args& args;
+  static constexpr int kWarps = kMaskThreads / 32;
+  const MaskArgs& args;
   const int batch, head, row, lane, warp;
-  tile_lists::Lengths of;
+  Lengths of;
   int begin = 0;                    ///< of the entry's lines among those of the mask
   int first_line, lines, elements;  ///< lines of the tile
 
-  __forceinline__ Row(const Args& a, int list, int row_, int thread)
+  __forceinline__ MaskRow(const MaskArgs& a, const RowIndex& at, int thread)
       : args(a),
-        batch(list / a.of.list_heads),
-        head(list - batch * a.of.list_heads),
-        row(row_),
+        batch(at.list / a.of.list_heads),
+        head(at.list - batch * a.of.list_heads),
+        row(at.row),
         lane(thread % 32),
         warp(thread / 32),
-        of(tile_lists::lengths_of(a.of, batch)),
-        first_line(row_ * kLines) {
+        of(lengths_of(a.of, batch)),
+        first_line(at.row * kLines) {
     const int all = kConfig.by_keys ? of.keys : of.queries;
     lines = max(min(kLines, all - first_line), 0);
     elements = kConfig.by_keys ? of.queries : of.keys;
@@ -41,8 +40,8 @@ struct Row {
       begin = sequence_at(a.of.queries, batch).begin;
   }
 
-  /// What the mask shows and hides of 32 tiles from `first` on: a bit each, for all lanes. Of the
-  /// lines of one warp.
+  /// What the mask shows and hides of 32 tiles from `first` on: a bit each, for all lanes. One
+  /// warp's lines.
   __forceinline__ void look_at(int first, u32& shown, u32& hidden) const {
     const int tile = first + lane;
     const int count = min(elements - tile * kElements, kElements);
@@ -86,21 +85,20 @@ struct Row {
 };
 
 template <Config kConfig>
-__forceinline__ void kernel(const Args& args) {
+__forceinline__ void from_mask(const MaskArgs& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  constexpr int kWarps = Row<kConfig>::kWarps;
+  constexpr int kWarps = MaskRow<kConfig>::kWarps;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int words = args.of.words;
-  const int list = static_cast<int>(blockIdx.x) / args.of.rows;
-  const int of_list = static_cast<int>(blockIdx.x) - list * args.of.rows;
+  const RowIndex index = RowIndex::of_block(args.of.rows);
   unsigned* counts = reinterpret_cast<unsigned*>(memory);
-  unsigned* shown = counts + tile_lists::kCountWords;
+  unsigned* shown = counts + kCountWords;
   unsigned* hidden = shown + words;
   let_next_start();
-  for (int i = thread; i < tile_lists::kCountWords + 2 * words; i += kThreads) counts[i] = 0;
+  for (int i = thread; i < kCountWords + 2 * words; i += kMaskThreads) counts[i] = 0;
   wait_for_previous();  // for the bits of the mask, and for rows that are there
   __syncthreads();      // all bits are 0
-  const Row<kConfig> row(args, list, of_list, thread);
+  const MaskRow<kConfig> row(args, index, thread);
   for (int word = 0; word < words; ++word) {
     u32 shows, hides;
     row.look_at(32 * word, shows, hides);
@@ -109,7 +107,7 @@ __forceinline__ void kernel(const Args& args) {
     if (hides != 0) atomicOr(hidden + word, hides);
   }
   __syncthreads();  // all lines have been looked at
-  unsigned* bits = args.of.bits + (static_cast<i64>(list) * args.of.rows + of_list) * 2 * words;
+  unsigned* bits = args.of.bits + index.at(args.of.rows) * 2 * words;
   for (int word = warp; word < words; word += kWarps) {
     bool seen, whole;
     if (args.listed) {
@@ -129,8 +127,7 @@ __forceinline__ void kernel(const Args& args) {
     atomicAdd(counts + 1, static_cast<unsigned>(__popc(in_cut)));
   }
   __syncthreads();  // all warps have counted
-  const i64 at = static_cast<i64>(list) * args.of.rows + of_list;
-  if (thread < 2) args.of.counts[2 * at + thread] = static_cast<int>(counts[thread]);
+  store_counts(args.of, index.at(args.of.rows), counts);
 }
 
-}  // namespace tilewise::mask_tiles
+}  // namespace tilewise::tile_lists

@@ -1,19 +1,25 @@
-/// tile_lists: constants and parameters. See rows/tile_lists.md.
+/// tile_lists: constants and parameters. See tile_lists/README.md.
 #pragma once
 
+#include "cuda/tile/expression_args.h"
+#include "cuda/tile/options_args.h"
 #include "cuda/tile/sequences_args.h"
 
 namespace tilewise::tile_lists {
 
+/// What the three kernels that make rows of tiles are compiled for.
 struct Config {
-  int tile_q = 128;         ///< queries of a tile
-  int tile_k = 128;         ///< keys of a tile
-  bool parts = false;       ///< blocks are smaller than tiles: the list is kept bit by bit
-  int shared_bytes = 4096;  ///< a power of two
+  int tile_q = 128;      ///< queries of a tile; from_function: a power of two
+  int tile_k = 128;      ///< keys of a tile; from_function: 16 or a multiple of 32
+  bool parts = false;    ///< from_list: blocks are smaller than tiles, the list is kept bit by bit
+  bool by_keys = false;  ///< from_mask: rows of tiles are of keys, and so are the mask's lines
+  int shared_bytes = 1024;                                  ///< a power of two
+  tile::Expressions expressions = {.score = 0, .mask = 1};  ///< from_function
 
   bool operator==(const Config&) const = default;
 };
 
+/// from_list, and from_function without the caller's list.
 struct Args {
   // The caller's list; strides count elements.
   const int* row_offsets = nullptr;  ///< (B|1, Hq|1, query_blocks + 1)
@@ -41,7 +47,28 @@ struct Args {
   unsigned* listed = nullptr;  ///< parts only
 };
 
-/// Rows of tiles the other way round.
+/// from_mask.
+struct MaskArgs {
+  /// Without the caller's list. Rows, words, bits and counts are those of the rows at hand.
+  Args of;
+  tile::MaskBits mask;
+  bool listed = false;  ///< the rows are there already, and lose what the mask hides
+};
+
+inline constexpr int kListThreads = 128, kFunctionThreads = 512, kMaskThreads = 512;
+/// Words of shared memory before the bits: two counts.
+inline constexpr int kCountWords = 4;
+/// Shared memory of from_function and from_mask: two counts, then two bits for each tile of a row.
+constexpr long long row_bytes(long long words) { return 4 * (kCountWords + 2 * words); }
+/// Rows of blocks that a row of tiles takes, and what from_list has for their bits.
+constexpr int block_rows(int tile_q, int shift_q) {
+  return tile_q >> shift_q > 1 ? tile_q >> shift_q : 1;
+}
+constexpr long long list_bytes(int tile_q, int shift_q, long long block_words) {
+  return 4 * (kCountWords + 2LL * block_rows(tile_q, shift_q) * block_words);
+}
+
+/// transpose: rows of tiles the other way round.
 struct TransposeArgs {
   const unsigned* bits = nullptr;  ///< (lists, rows, 2 * words)
   int rows = 0, words = 0;
@@ -51,7 +78,7 @@ struct TransposeArgs {
 };
 inline constexpr int kTransposeThreads = 64;
 
-/// The order in which rows are taken.
+/// order: in which order rows are taken.
 struct OrderArgs {
   const int* counts = nullptr;  ///< (lists, rows, 2)
   int entries = 0;              ///< lists * tiles, below 2^kClassBits
@@ -62,16 +89,5 @@ struct OrderArgs {
   static constexpr int kClassBits = 21;
 };
 inline constexpr int kOrderThreads = 512;
-
-inline constexpr int kThreads = 128;
-/// Words of shared memory before the bits: two counts.
-inline constexpr int kCountWords = 4;
-/// Rows of blocks that a row of tiles takes, and what their bits need.
-constexpr int block_rows(int tile_q, int shift_q) {
-  return tile_q >> shift_q > 1 ? tile_q >> shift_q : 1;
-}
-constexpr long long shared_bytes(int tile_q, int shift_q, long long block_words) {
-  return 4 * (kCountWords + 2LL * block_rows(tile_q, shift_q) * block_words);
-}
 
 }  // namespace tilewise::tile_lists

@@ -1,0 +1,48 @@
+/// tile_lists: the row of tiles that a block makes, and what position and lengths show of a tile.
+#pragma once
+
+#include "cuda/kernels/tile_lists/args.h"
+#include "cuda/tile/copy.cuh"
+#include "cuda/tile/sequences.cuh"
+
+namespace tilewise::tile_lists {
+
+using namespace tile;
+
+/// Lengths of an entry, and which pairs its positions show.
+struct Lengths {
+  int queries, keys, low, high;
+};
+__forceinline__ Lengths lengths_of(const Args& args, int batch) {
+  Lengths of{args.seq_q, args.seq_k, args.low, args.high};
+  const bool packed = args.queries.offsets != nullptr;
+  if (packed) of.queries = min(sequence_at(args.queries, batch).length, args.seq_q);
+  if (args.keys.offsets != nullptr) {
+    of.keys = min(sequence_at(args.keys, batch).length, args.seq_k);
+  } else if (args.key_lengths != nullptr) {
+    of.keys = min(max(args.key_lengths[batch * args.key_lengths_b], 0), args.seq_k);
+  }
+  if (packed || args.key_lengths != nullptr) {
+    of.low += of.keys - of.queries;
+    of.high = min(of.high + of.keys - of.queries, args.top);
+  }
+  return of;
+}
+
+/// Which row of which list.
+struct RowIndex {
+  int list, row;
+  __forceinline__ static RowIndex of_block(int rows) {
+    const int list = static_cast<int>(blockIdx.x) / rows;
+    return {list, static_cast<int>(blockIdx.x) - list * rows};
+  }
+  /// Among the rows of all lists.
+  __forceinline__ i64 at(int rows) const { return static_cast<i64>(list) * rows + row; }
+};
+
+__forceinline__ void store_counts(const Args& args, i64 row, const unsigned* counts) {
+  const int half = static_cast<int>(threadIdx.x);
+  if (half < 2) args.counts[row * 2 + half] = static_cast<int>(counts[half]);
+}
+
+}  // namespace tilewise::tile_lists
