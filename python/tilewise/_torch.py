@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling as is_dynamo_compiling
 
 from . import _append as _append  # registers its operator
 from . import _native, _torch_flops, _torch_vmap, _trace
@@ -34,7 +35,10 @@ from ._spec import (
     Spec,
     named_arrays,
 )
+from ._torch_compiled import attend as attend
+from ._torch_compiled import leaf as leaf
 from ._torch_dropout import draw_seed as draw_seed
+from ._torch_fields import EXPRESSIONS, SPEC_SCHEMA, expression_fields, padded, whole
 from ._torch_onlookers import (
     FORWARD_MODE,
     SECOND_DERIVATIVE,
@@ -48,37 +52,13 @@ from ._torch_onlookers import (
     refuse_tangents,
 )
 
-_TYPES = {
-    "layout": "str",
-    "scale": "float?",
-    "causal": "str",
-    "window_left": "SymInt?",
-    "window_right": "SymInt?",
-    "softcap": "float",
-    "dropout_p": "float",
-    "max_seqlen_q": "SymInt",
-    "max_seqlen_k": "SymInt",
-    "block_q": "SymInt",
-    "block_k": "SymInt",
-    "deterministic": "bool",
-    "precision": "str",
-    "implementation": "str",
-    "kernel": "str",
-}
-_SPEC_SCHEMA = ", ".join(
-    [f"Tensor? {name}" for name in TENSOR_FIELDS]
-    + [f"{kind} {name}" for name, kind in _TYPES.items()]
-)
-# torch maps no operator that takes a list over many gradients at once: calls without expressions
-# have operators without.
-_EXPRESSIONS = "str score_expression, str mask_expression, Tensor[] captures"
 _library = torch.library.Library("tilewise", "DEF")
 for _kind, _needs, _spec, _made in (
-    ("attention", "", _SPEC_SCHEMA, ""),
+    ("attention", "", SPEC_SCHEMA, ""),
     (
         "expression",
         ", bool[] need_dcaptures",
-        f"{_SPEC_SCHEMA}, {_EXPRESSIONS}",
+        f"{SPEC_SCHEMA}, {EXPRESSIONS}",
         ", Tensor[] dcaptures",
     ),
 ):
@@ -92,17 +72,12 @@ for _kind, _needs, _spec, _made in (
     )
 
 
-def _whole(spec: Spec) -> Spec:
-    """The spec of an operator's fields, which may be without expressions."""
-    return spec if len(spec) == len(FIELDS) else (*spec, "", "", ())
-
-
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
     return _native.empty_outputs(q, v, spec, True)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
-    return _native.new_forward(q, k, v, _whole(fields), True)
+    return _native.new_forward(q, k, v, whole(fields), True)
 
 
 def _run_backward(
@@ -115,7 +90,7 @@ def _run_backward(
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
         torch.cuda.is_current_stream_capturing()  # as make_context_current() of torch_side.h
-    _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
+    _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, whole(spec))
     return gradients
 
 
@@ -126,7 +101,7 @@ def _backward_parts(
     tensors, (need_dbias, need_dsinks, *rest) = arguments[:7], arguments[7:]
     with_captures = len(rest) > len(FIELDS)
     captures = tuple(rest.pop(0)) if with_captures else ()
-    return tensors, (need_dbias, need_dsinks, captures), _whole(tuple(rest))
+    return tensors, (need_dbias, need_dsinks, captures), padded(tuple(rest))
 
 
 def _as_outputs(q: Tensor, gradients: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -190,7 +165,7 @@ def _gradients(
     if short and not in_forward_mode() and not is_special(d_o, d_lse, o, lse):
         return _run_backward(tensors, wanted, spec)
     if _has_expressions(spec):
-        *own, made = _expression_backward(*tensors, *wanted, *spec)
+        *own, made = _expression_backward(*tensors, *wanted, *expression_fields(spec))
         dcaptures = [g if keep else None for g, keep in zip(made, captures, strict=True)]
     else:
         operator = _TransformedBackward.apply if in_grad() else _backward_operator
@@ -205,24 +180,27 @@ def _has_expressions(spec: Spec) -> bool:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *fields = inputs
-    spec = _whole(tuple(fields))
+    spec = padded(tuple(fields))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *spec[: len(TENSOR_FIELDS)], *spec[CAPTURES])
     ctx.plain = spec[len(TENSOR_FIELDS) : CAPTURES]
+    ctx.sizes = spec[len(FIELDS) :]
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad[3:]
     tensors, captures = saved[5 : 5 + len(TENSOR_FIELDS)], saved[5 + len(TENSOR_FIELDS) :]
-    spec = (*tensors, *ctx.plain, captures)
+    spec = (*tensors, *ctx.plain, captures, *ctx.sizes)
     asked = wanted[CAPTURES] if captures else ()
     needed = _Needed(wanted[BIAS], wanted[SINKS], wanted[ALIBI_SLOPES], asked)
     dq, dk, dv, dbias, dsinks, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
     rest: list[Any] = [None] * len(wanted)
     rest[BIAS], rest[SINKS] = dbias, dsinks
-    if len(rest) == len(FIELDS):
+    if len(rest) > CAPTURES:
         rest[CAPTURES] = list(dcaptures)
+        if not ctx.sizes[0]:
+            rest[-1] = []  # torch takes no sizes for no tensors
     return dq, dk, dv, *rest
 
 
@@ -323,6 +301,7 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+        o: Tensor
         o, lse = _native.new_plain_forward(q, k, v, spec, True)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.spec = spec
@@ -400,18 +379,25 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: Spec,
+    return_lse: bool = True,
+    sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if requested, LSE, recorded by autograd."""
+    """O and, if requested, LSE, recorded by autograd. sizes: a compiler's symbols in the texts."""
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
     if forward_ad._current_level >= 0 and not in_transform():
         refuse_tangents((q, k, v, *spec))
     # An LSE that nobody reads is not made: it costs the call a microsecond.
-    made = None if is_dynamo_compiling() else _native.plain_forward(q, k, v, spec, return_lse)
+    made = (
+        None if is_dynamo_compiling() or sizes else _native.plain_forward(q, k, v, spec, return_lse)
+    )
     if made is None:
         _check_kinds(spec, k=k, v=v)
-        return _watched(q, k, v, spec)
+        return _watched(q, k, v, spec, sizes)
     if made is False and not return_lse:
         return _record_plain(q, k, v, spec), None
     if isinstance(made, tuple):
@@ -421,13 +407,16 @@ def attention(
     return recorded if return_lse else (recorded, None)
 
 
-def _watched(q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+def _watched(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """By an operator, which those see who look on."""
     transformed = not is_compiling() and in_grad()
     if _has_expressions(spec):
         if transformed:
             raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
-        o, lse = torch.ops.tilewise.expression_forward(q, k, v, *spec[:-1], list(spec[-1]))
+        fields = expression_fields(spec, sizes)
+        o, lse = torch.ops.tilewise.expression_forward(q, k, v, *fields)
         return o, lse
     operator = _Transformed.apply if transformed else torch.ops.tilewise.attention_forward
     o, lse = operator(q, k, v, *spec[:SCORE_EXPRESSION])
@@ -469,16 +458,22 @@ def on_host(q: Tensor) -> bool:
     return q.device.type == "cpu" and not is_compiling()
 
 
-# A compiler stops here: the functions are the caller's own and may change between calls.
+# A compiler stops here. It has its own way with attention's functions: _torch_compiled.attend.
 trace = torch.compiler.disable(
     _trace.formulas,
-    reason="score_mod and mask_mod are traced at each call: leave fullgraph=True out",
+    reason="mask_mod is traced at each call: leave fullgraph=True out",
 )
 
 
 def as_tensor(array: Any) -> Tensor:
     """An array that a traced function reads, as a tensor without a copy."""
     return array if isinstance(array, Tensor) else torch.as_tensor(array)
+
+
+def as_row(array: Any) -> Tensor:
+    """The same; a number without axes is a row of one."""
+    t = as_tensor(array)
+    return t if t.ndim else t.reshape(1)
 
 
 _warned: set[str] = set()
