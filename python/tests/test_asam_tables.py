@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from tilewise.asam import __main__ as tables  # noqa: E402
 from tilewise.asam._models import Job, peak_bytes  # noqa: E402
+from tilewise.asam._routed import RoutedAttention  # noqa: E402
 from tilewise.asam._tasks import TASKS  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -71,6 +72,24 @@ def test_tasks_take_layers_and_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     rows = run(monkeypatch, *words, tmp_path / "rows.json")["rows"]
     assert [(row["layer"], row["seed"]) for row in rows] == [("working", 3), ("working", 4)]
     assert rows[0]["loss"] != rows[1]["loss"]
+
+
+def test_tasks_begin_with_all_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lists of a few blocks hide what the layer has not learnt to look for."""
+    shares: dict[int, set[float]] = {64: set(), 128: set()}
+    choose = RoutedAttention._blocks
+
+    def spied(self: RoutedAttention, q: torch.Tensor, *rest: object) -> tuple:
+        chosen = choose(self, q, *rest)
+        if torch.is_grad_enabled():
+            shares[q.shape[2]].add(float(chosen[0].float().mean()))
+        return chosen
+
+    monkeypatch.setattr(RoutedAttention, "_blocks", spied)
+    words = ("tasks", "--tasks", "listops", "--lengths", 128, "--steps", 1, "--examined", 8)
+    run(monkeypatch, *words, "--layers", "working", tmp_path / "rows.json")
+    assert shares[64] == {1.0}
+    assert max(shares[128]) < 0.8
 
 
 def test_training_has_the_seed_s_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

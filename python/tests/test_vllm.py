@@ -195,9 +195,7 @@ def test_a_captured_step_finds_its_metadata(vllm: Any) -> None:
     for rows, lengths in ((1, [10, 4, 15]), (2, [12, 6, 17])):
         starts = torch.arange(4, dtype=torch.int32) * rows
         lengths = torch.tensor(lengths, dtype=torch.int32)
-        meta = engine.builder.build(
-            0, common(starts, lengths, 3, 3 * rows, rows, 40, engine.table)
-        )
+        meta = engine.builder.build(0, common(starts, lengths, 3, 3 * rows, rows, 40, engine.table))
         found.append(meta.filled)
         assert torch.equal(meta.filled, lengths - rows)
     assert found[0].data_ptr() == found[1].data_ptr()

@@ -125,8 +125,8 @@ class TilewiseBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """K and V of a page are adjacent: (pages, 2, page_size, Hk, D). Newer versions of vLLM do not
-        ask: their caches are (pages, Hk, page_size, 2 D), in any order of memory."""
+        """K and V of a page are adjacent: (pages, 2, page_size, Hk, D). Newer versions of vLLM do
+        not ask: their caches are (pages, Hk, page_size, 2 D), in any order of memory."""
         return num_blocks, 2, block_size, num_kv_heads, head_size
 
     @classmethod
@@ -205,8 +205,8 @@ class TilewiseImpl(AttentionImpl[TilewiseMetadata]):  # type: ignore[misc]
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query (tokens, Hq, D), key and value (tokens, Hk, D), kv_cache (pages, Hk, page_size, 2 D)
-        or (pages, 2, page_size, Hk, D).
+        """query (tokens, Hq, D), key and value (tokens, Hk, D), kv_cache (pages, Hk, page_size,
+        2 D) or (pages, 2, page_size, Hk, D).
 
         Writes output (tokens, Hq, D) or (tokens, Hq * D) in place and returns it. A request without
         room in its pages keeps its keys.

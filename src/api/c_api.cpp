@@ -9,97 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "api/c_structs.h"
 #include "api/execute.h"
 #include "tilewise/selection.h"
 #include "tilewise/tilewise.h"
 
 namespace {
 
+using namespace tilewise::c_api;
+
 thread_local std::string last_error;
-
-/// `size` is a struct_size, `ours` that of this version; older and newer callers have others.
-void check_size(const char* name, std::size_t size, std::size_t ours) {
-  if (size >= sizeof(std::size_t) && size <= 4 * ours) return;
-  throw tilewise::InvalidArgument(std::string(name) + ".struct_size is " + std::to_string(size) +
-                                  ": expected " + std::to_string(ours) + " (use TW_INIT)");
-}
-
-/// A struct in this version: fields of older callers are zero, and those of newer ones must be.
-template <class T>
-T known(const T* given, const char* name) {
-  T copy{};
-  if (given == nullptr) return copy;
-  const std::size_t size = given->struct_size;
-  check_size(name, size, sizeof(T));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  if (size > sizeof(T) &&
-      std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; })) {
-    throw tilewise::InvalidArgument(
-        std::string(name) + ".struct_size is " + std::to_string(size) + ": version " +
-        tilewise::version() + " knows " + std::to_string(sizeof(T)) +
-        " bytes, and expected zeros in the rest (options of a newer version)");
-  }
-  std::memcpy(&copy, given, std::min(size, sizeof(T)));
-  return copy;
-}
-
-/// Throws unless `value` is in [0, last].
-void require_within(const std::string& name, std::int32_t value, std::int32_t last,
-                    const char* expected) {
-  if (value >= 0 && value <= last) return;
-  throw tilewise::InvalidArgument(name + " is " + std::to_string(value) + ": expected " + expected);
-}
-
-void require_function(const char* name, bool given) {
-  if (!given) throw tilewise::InvalidArgument(std::string(name) + " is NULL: expected a function");
-}
-
-tilewise::Tensor tensor(const char* name, const tw_tensor& t) {
-  tilewise::Tensor out;
-  if (t.rank == 0) return out;
-  const std::string prefix(name);
-  require_within(prefix + ".rank", t.rank, tilewise::Tensor::kMaxRank, "0 (not given) to 4");
-  require_within(prefix + ".dtype", t.dtype, TW_INT64, "a tw_dtype, 0 to 7");
-  require_within(prefix + ".device_type", t.device_type, TW_CUDA, "TW_CPU (0) or TW_CUDA (1)");
-  out.data = t.data;
-  out.dtype = static_cast<tilewise::DType>(t.dtype);
-  out.device = {static_cast<tilewise::DeviceType>(t.device_type), t.device_index};
-  out.rank = t.rank;
-  std::copy_n(t.sizes, 4, out.sizes.begin());
-  std::copy_n(t.strides, 4, out.strides.begin());
-  return out;
-}
 
 tw_score_tile c_tile(const tilewise::ScoreTile& x) {
   return {sizeof(tw_score_tile), x.scores, x.row_stride, x.rows, x.cols, x.b, x.h, x.i0, x.j0};
-}
-
-/// A formula with its tensors; not given for null.
-tilewise::Expression expression(const char* name, const tw_expression* given) {
-  if (given == nullptr) return {};
-  const tw_expression e = known(given, name);
-  const std::string prefix(name);
-  const auto require = [&](bool holds, const std::string& what) {
-    if (!holds) throw tilewise::InvalidArgument(prefix + what);
-  };
-  require(e.text != nullptr, ".text is NULL: expected a formula");
-  require(e.count >= 0, ".count is " + std::to_string(e.count) + ": expected at least 0");
-  require(e.count == 0 || (e.names != nullptr && e.tensors != nullptr),
-          ".names or .tensors is NULL: expected " + std::to_string(e.count) + " of them");
-  std::vector<tilewise::Captured> captures;
-  for (std::int64_t n = 0; n < e.count; ++n) {
-    require(e.names[n] != nullptr, ".names[" + std::to_string(n) + "] is NULL");
-    const std::string who = prefix + "'s " + e.names[n];
-    captures.emplace_back(e.names[n], tensor(who.c_str(), e.tensors[n]));
-  }
-  tilewise::Expression made = tilewise::Expression::parse(e.text, captures);
-  const std::vector<tilewise::Captured> used = made.captures();
-  for (const tilewise::Captured& c : captures) {
-    require(std::any_of(used.begin(), used.end(),
-                        [&](const auto& other) { return other.name() == c.name(); }),
-            "'s " + c.name() + " is not read by its formula");
-  }
-  return made;
 }
 
 /// The spec and what it points to.

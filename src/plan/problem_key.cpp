@@ -1,9 +1,11 @@
 #include "plan/problem_key.h"
 
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 namespace tilewise {
@@ -12,6 +14,30 @@ namespace {
 /// As far as GPU kernels look at an address: units of vectors and of tensor maps. CPU kernels take
 /// any.
 constexpr std::uintptr_t kAlignment = 16;
+
+/// The tensors that rows look at.
+constexpr Tensor Problem::*kTensors[] = {&Problem::q,
+                                         &Problem::k,
+                                         &Problem::v,
+                                         &Problem::o,
+                                         &Problem::lse,
+                                         &Problem::d_o,
+                                         &Problem::d_lse,
+                                         &Problem::dq,
+                                         &Problem::dk,
+                                         &Problem::dv,
+                                         &Problem::dbias,
+                                         &Problem::dsinks,
+                                         &Problem::mask,
+                                         &Problem::bias,
+                                         &Problem::alibi_slopes,
+                                         &Problem::sinks,
+                                         &Problem::key_lengths,
+                                         &Problem::cu_seqlens_q,
+                                         &Problem::cu_seqlens_k,
+                                         &Problem::block_table};
+constexpr Tensor BlockList::*kListTensors[] = {&BlockList::row_offsets, &BlockList::block_index,
+                                               &BlockList::block_full};
 
 /// The bytes so far, on the stack: a key is made in every call.
 class Bytes {
@@ -39,14 +65,16 @@ class Bytes {
 
  private:
   void add(const void* data, std::size_t bytes) {
+    assert(size_ + bytes <= bytes_.size());
     std::memcpy(bytes_.data() + size_, data, bytes);
     size_ += bytes;
   }
 
-  static constexpr std::size_t kTensors = 23, kTensorBytes = 24 + 16 * Tensor::kMaxRank;
-  static constexpr std::size_t kNumberBytes = 256;
+  static constexpr std::size_t kTensorBytes = 24 + 16 * Tensor::kMaxRank, kNumberBytes = 256;
+  static constexpr std::size_t kMost =
+      (std::size(kTensors) + std::size(kListTensors)) * kTensorBytes + kNumberBytes;
   std::size_t size_ = 0;
-  std::array<char, kTensors * kTensorBytes + kNumberBytes> bytes_;  ///< read up to size_
+  std::array<char, kMost> bytes_;  ///< read up to size_
 };
 
 void add_tensor(std::string& key, const Tensor& t) {
@@ -96,31 +124,8 @@ std::string problem_key(const Problem& p, std::string_view more) {
   key.add(p.dtype);
   key.add(p.causal);
   key.add(p.precision);
-  for (const Tensor* t : {&p.q,
-                          &p.k,
-                          &p.v,
-                          &p.o,
-                          &p.lse,
-                          &p.d_o,
-                          &p.d_lse,
-                          &p.dq,
-                          &p.dk,
-                          &p.dv,
-                          &p.dbias,
-                          &p.dsinks,
-                          &p.mask,
-                          &p.bias,
-                          &p.alibi_slopes,
-                          &p.sinks,
-                          &p.key_lengths,
-                          &p.cu_seqlens_q,
-                          &p.cu_seqlens_k,
-                          &p.block_table,
-                          &p.block_list.row_offsets,
-                          &p.block_list.block_index,
-                          &p.block_list.block_full}) {
-    key.add(*t);
-  }
+  for (Tensor Problem::*const tensor : kTensors) key.add(p.*tensor);
+  for (Tensor BlockList::*const tensor : kListTensors) key.add(p.block_list.*tensor);
   std::string made;
   made.reserve(key.view().size() + more.size());
   made.append(key.view());

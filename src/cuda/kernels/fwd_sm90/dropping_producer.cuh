@@ -11,16 +11,15 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct DroppingProducer : Producer<kConfig> {
+struct DroppingProducer {
   using Base = Producer<kConfig>;
-  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
-      Base::tile;
-  using Base::kBlockN;
+  static constexpr int kBlockN = Base::kBlockN;
   using Rounds = PhiloxRounds<false>;
   static_assert(kBlockN == 128 && !kConfig.schedule.q_by_need && !kConfig.pack_heads);
   /// Rows of a warp, of which four lanes share each.
   static constexpr int kRows = 16 * kConfig.shape.warpgroups;
 
+  Base base;
   const DropoutBits& bits;
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -35,19 +34,19 @@ struct DroppingProducer : Producer<kConfig> {
   __forceinline__ void copy_what_fits() {
     if (!leads()) return;
     while (next_k >= first &&
-           mbarrier_test(shared.k_empty(static_cast<int>(rK.slot)), rK.parity ^ 1))
-      this->load_k(next_k--);
+           mbarrier_test(base.shared.k_empty(static_cast<int>(base.rK.slot)), base.rK.parity ^ 1))
+      base.load_k(next_k--);
     while (next_v >= first &&
-           mbarrier_test(shared.v_empty(static_cast<int>(rV.slot)), rV.parity ^ 1))
-      this->load_v(next_v--);
+           mbarrier_test(base.shared.v_empty(static_cast<int>(base.rV.slot)), base.rV.parity ^ 1))
+      base.load_v(next_v--);
   }
   /// The rest of the tile: values of a block behind the keys of the next.
   __forceinline__ void copy_rest() {
     while (next_k >= first || next_v >= first) {
       if (next_k >= first && next_k >= next_v - 1) {
-        this->load_k(next_k--);
+        base.load_k(next_k--);
       } else {
-        this->load_v(next_v--);
+        base.load_v(next_v--);
       }
     }
   }
@@ -55,7 +54,8 @@ struct DroppingProducer : Producer<kConfig> {
   // ---- bits
 
   __forceinline__ u32 key_words() const {
-    return shared.base + Shared<kConfig>::kPlan.dropout + warp * SharedPlan::dropout_warp(kConfig);
+    return base.shared.base + Shared<kConfig>::kPlan.dropout +
+           warp * SharedPlan::dropout_warp(kConfig);
   }
   /// What a lane finds of 32 keys: bit 16 h + 4 g + w is that of key 8 g + 4 h + w.
   __forceinline__ u32 kept_of(const Rounds& rounds, const Rounds::QueryWords& query,
@@ -80,10 +80,10 @@ struct DroppingProducer : Producer<kConfig> {
   }
   __forceinline__ void make_bits(int nth) {
     const Rounds rounds(bits);
-    const auto of = static_cast<u32>(tile.batch * args.heads_q + tile.head);
-    const int key = key_block<kConfig>(args, tile, nth) * kBlockN;
+    const auto of = static_cast<u32>(base.tile.batch * base.args.heads_q + base.tile.head);
+    const int key = key_block<kConfig>(base.args, base.tile, nth) * kBlockN;
     const int slot = static_cast<int>(rBits.slot);
-    if (lane == 0) mbarrier_wait(shared.bits_empty(slot), rBits.parity ^ 1);
+    if (lane == 0) mbarrier_wait(base.shared.bits_empty(slot), rBits.parity ^ 1);
     __syncwarp();  // and all lanes have read the words of the keys before
     const Rounds::KeyWords own = rounds.of_keys(static_cast<u32>(key / 4 + lane), of);
     store_shared_16(key_words() + lane * 16, __uint_as_float(own.second),
@@ -92,8 +92,8 @@ struct DroppingProducer : Producer<kConfig> {
     __syncwarp();
     const u32 words = key_words() + lane % 4 * 128;
     const int row = warp * kRows + lane / 4;
-    u32 to = shared.bits(slot) + row * 16 + lane % 4 * 4;
-    int query = first_query<kConfig>(args, tile) + row;
+    u32 to = base.shared.bits(slot) + row * 16 + lane % 4 * 4;
+    int query = first_query<kConfig>(base.args, base.tile) + row;
 #pragma unroll 1
     for (int i = 0; i < kRows / 8; ++i, query += 8, to += 128) {
       if (warp == 0) copy_what_fits();
@@ -101,61 +101,57 @@ struct DroppingProducer : Producer<kConfig> {
       store_shared_4(to, by_lane(found));
     }
     __syncwarp();  // all rows have been stored
-    if (lane == 0) mbarrier_arrive(shared.bits_full(slot));
+    if (lane == 0) mbarrier_arrive(base.shared.bits_full(slot));
     rBits.advance();
   }
 
   // ---- tiles
 
   __forceinline__ void make_tile(int index) {
-    const BlockRange range = tile_range<kConfig>(args, tile);
+    const BlockRange range = tile_range<kConfig>(base.args, base.tile);
     if (leads()) {
-      head_k = tile.head / args.group;
+      base.head_k = base.tile.head / base.args.group;
       first = range.begin;
       next_k = next_v = range.end - 1;
       const bool any = range.begin < range.end;
-      if (kConfig.shape.q_buffers == 1 && any) this->load_k(next_k--);
-      for (int w = 0; w < kConfig.shape.warpgroups; ++w) this->load_q(w);
-      rQ.advance();
+      if (kConfig.shape.q_buffers == 1 && any) base.load_k(next_k--);
+      for (int w = 0; w < kConfig.shape.warpgroups; ++w) base.load_q(w);
+      base.rQ.advance();
     }
     for (int block = range.end - 1; block >= range.begin; --block) make_bits(block);
     if (leads()) {
-      asked = this->ask(index);
+      base.asked = base.ask(index);
       copy_rest();
     }
   }
   __forceinline__ int next_index() const {
-    return __shfl_sync(~0U, leads() ? this->answer(asked) : 0, 0);
+    return __shfl_sync(~0U, leads() ? base.answer(base.asked) : 0, 0);
   }
   /// The first warp.
   __forceinline__ void lead() {
     if (leads()) {
-      tma_prefetch_map(&args.q);
-      tma_prefetch_map(&args.k);
-      tma_prefetch_map(&args.v);
-      tma_prefetch_map(&args.o);
-      this->claim_counter();
+      base.begin();
     }
     Ring<2> slots;
     int index = static_cast<int>(blockIdx.x);
-    while (index < args.tiles) {
-      tile = this->tile_at(index);
-      this->look_up_lengths();
-      const int query = first_query<kConfig>(args, tile);
-      if (kConfig.lengths == Lengths::packed && (query < 0 || query >= tile.seq_q)) {
-        if (leads()) asked = this->ask(index);
+    while (index < base.args.tiles) {
+      base.tile = base.tile_at(index);
+      base.look_up_lengths();
+      const int query = first_query<kConfig>(base.args, base.tile);
+      if (kConfig.lengths == Lengths::packed && (query < 0 || query >= base.tile.seq_q)) {
+        if (leads()) base.asked = base.ask(index);
       } else {
         announce(slots);
         make_tile(index);
       }
       index = next_index();
     }
-    tile.block = -1;
+    base.tile.block = -1;
     announce(slots);
   }
   __forceinline__ void announce(Ring<2>& slots) const {
     Ring<2> at = slots;
-    if (lane == 0) Base::announce(at);
+    if (lane == 0) base.announce(at);
     slots.advance();
   }
   /// The others make their share of what it has announced.
@@ -163,12 +159,12 @@ struct DroppingProducer : Producer<kConfig> {
     Ring<2> slots;
     for (;;) {
       const int s = static_cast<int>(slots.slot);
-      mbarrier_wait(shared.tile_full(s), slots.parity);
-      load_tile(tile, shared, s);
+      mbarrier_wait(base.shared.tile_full(s), slots.parity);
+      load_tile(base.tile, base.shared, s);
       __syncwarp();  // all lanes have read the slot
-      if (lane == 0) mbarrier_arrive(shared.tile_empty(s));
+      if (lane == 0) mbarrier_arrive(base.shared.tile_empty(s));
       slots.advance();
-      if (tile.block < 0) return;
+      if (base.tile.block < 0) return;
       make_tile(0);
     }
   }

@@ -19,20 +19,20 @@ using namespace tile;
 template <Config kConfig>
 struct RowBlock : Consumer<kConfig> {
   using Base = Consumer<kConfig>;
-  using Base::args, Base::lane, Base::listed, Base::rK, Base::rO, Base::rP, Base::rQ, Base::scores,
-      Base::shared, Base::tile, Base::tile_k, Base::warp, Base::warpgroup;
-  using Base::Base;
   static constexpr bool kSoftcap = kConfig.modification == Modification::softcap;
 
   bool begun = false;  ///< its rows have seen a tile of keys
 
+  __forceinline__ RowBlock(const Args& a, u32 shared_base, int group)
+      : Base(a, shared_base, group) {}
+
   __forceinline__ void enter(const Tile& at) {
-    tile = at;
+    Base::tile = at;
     begun = false;
-    scores.m[0] = scores.m[1] = -infinity();
-    scores.l[0] = scores.l[1] = 0.0F;
+    Base::scores.m[0] = Base::scores.m[1] = -infinity();
+    Base::scores.l[0] = Base::scores.l[1] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) rO[i] = 0.0F;
+    for (int i = 0; i < kConfig.head_dim_v / 2; ++i) Base::rO[i] = 0.0F;
   }
 
   /// P of the scores at hand, and O scaled by what the maxima moved.
@@ -40,30 +40,33 @@ struct RowBlock : Consumer<kConfig> {
   __forceinline__ void search() {
     bool trusted = false;
     if constexpr (kSoftcap && kConfig.trusts_maxima() && !kMasked) {
-      trusted = scores.trusted_softcap(args);
-      if (!trusted) scores.template apply_softcap<kMasked>(args);
+      trusted = Base::scores.trusted_softcap(Base::args);
+      if (!trusted) Base::scores.template apply_softcap<kMasked>(Base::args);
     } else {
       Base::template adjust_scores<kMasked>(0);
     }
     if (trusted) return;
-    scores.template softmax<false>(args);
+    Base::scores.template softmax<false>(Base::args);
     Base::rescale_o();
   }
   /// The same where the maxima so far are trusted; K is still there when they may not be.
   __forceinline__ void trust() {
     Base::template adjust_scores<false>(0);
-    bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
+    bool searches =
+        kConfig.expressions.score != 0 && Base::scores.outgrown > Base::scores.kMostOutgrown;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
-      searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
+      searches |= __any_sync(
+          ~0U, !(fmaxf(fabsf(Base::scores.m[0]), fabsf(Base::scores.m[1])) <= kHugeMaximum));
     if (!searches) {
-      if (scores.template trusted_softmax<Base::kScores>(args)) return;
-      recompute<kConfig>(scores.rS, shared.q(static_cast<int>(rQ.slot), warpgroup),
-                         shared.k(static_cast<int>(rK.slot)), warp, lane);
+      if (Base::scores.template trusted_softmax<Base::kScores>(Base::args)) return;
+      recompute<kConfig>(Base::scores.rS,
+                         Base::shared.q(static_cast<int>(Base::rQ.slot), Base::warpgroup),
+                         Base::shared.k(static_cast<int>(Base::rK.slot)), Base::warp, Base::lane);
       Base::template adjust_scores<false>(0);
     }
-    if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
-    scores.template softmax<false, false>(args);
+    if constexpr (kConfig.expressions.score != 0) ++Base::scores.outgrown;
+    Base::scores.template softmax<false, false>(Base::args);
     Base::scale_o();
   }
 
@@ -76,15 +79,16 @@ struct RowBlock : Consumer<kConfig> {
       begun = true;
     }
     if (seen == kCut)
-      listed = listed_scores<kConfig>(args, tile, Base::group_query() + warp * 16, tile_k);
+      Base::listed = listed_scores<kConfig>(Base::args, Base::tile,
+                                            Base::group_query() + Base::warp * 16, Base::tile_k);
     // It passes over tiles: which one is next is not known.
-    if constexpr (kConfig.options.mask) load_mask<kConfig>(*this, tile_k, scores.shown);
+    if constexpr (kConfig.options.mask) load_mask<kConfig>(*this, Base::tile_k, Base::scores.shown);
     if constexpr (kConfig.options.bias())
       bias_block<kConfig>(*this).load_async(pair_corner<kConfig>(*this, 0));
     Base::issue_scores();
     take_dropout<kConfig>(*this, 0);
     wgmma_wait<0>();
-    pin(scores.rS);
+    pin(Base::scores.rS);
     if (seen == kCut) {
       search<true>();
     } else if (first || !kConfig.trusts_maxima() || kSoftcap) {
@@ -96,8 +100,8 @@ struct RowBlock : Consumer<kConfig> {
     if constexpr (!kOneRing<kConfig>) Base::wait_v();
     Base::issue_values();
     wgmma_wait<0>();
-    pin(rO);
-    pin(rP);
+    pin(Base::rO);
+    pin(Base::rP);
   }
 
   __forceinline__ void finish() {
@@ -105,7 +109,7 @@ struct RowBlock : Consumer<kConfig> {
       Base::finish_empty_tile();
       return;
     }
-    const Finished done{tile, Base::group_query()};
+    const Finished done{Base::tile, Base::group_query()};
     finish_rows<kConfig>(*this, done);
     store_o<kConfig>(*this, done);
     Base::release_q();

@@ -13,10 +13,8 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig, class Walk>
-struct ListProducer : Producer<kConfig> {
+struct ListProducer {
   using Base = Producer<kConfig>;
-  using Base::args, Base::asked, Base::head_k, Base::rK, Base::rQ, Base::rV, Base::shared,
-      Base::tile;
   static constexpr bool kApart = kConfig.lists == Lists::parts;
   static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
   /// Consumers ask for a mask's words of the tile after the one at hand.
@@ -24,6 +22,7 @@ struct ListProducer : Producer<kConfig> {
   /// parts: tiles of keys that are copied ahead of Q, whose place the slowest warpgroup may hold
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
+  Base base;
   const int lane = kApart ? static_cast<int>(threadIdx.x) % 32 : 0;
   Walk walk;          ///< along the tile's row of its list, or rows
   int listed = 0;     ///< tiles of keys in it; apart: whether there is one
@@ -40,20 +39,21 @@ struct ListProducer : Producer<kConfig> {
 
   __forceinline__ void read_classes() {
 #pragma unroll
-    for (int c = 0; c < kListClasses; ++c) rows[c] = lists<kConfig>(args).classes[c];
-    if constexpr (kPacked) all_tiles = args.tiles + rows_behind() * lists<kConfig>(args).heads;
+    for (int c = 0; c < kListClasses; ++c) rows[c] = lists<kConfig>(base.args).classes[c];
+    if constexpr (kPacked)
+      all_tiles = base.args.tiles + rows_behind() * lists<kConfig>(base.args).heads;
   }
-  __forceinline__ int tiles() const { return kPacked ? all_tiles : args.tiles; }
+  __forceinline__ int tiles() const { return kPacked ? all_tiles : base.args.tiles; }
   /// packed: row blocks behind the last sequence.
   __forceinline__ int rows_behind() const {
-    const int rows = kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
-    const int behind = args.q_rows - offset_at(args.cu_q, args.sequences);
+    const int rows = kConfig.shape.warpgroups * warpgroup_queries<kConfig>(base.args);
+    const int behind = base.args.q_rows - offset_at(base.args.cu_q, base.args.sequences);
     return (max(behind, 0) + rows - 1) / rows;
   }
   /// Asks which row of which list tile next_index is of.
   __forceinline__ void ask_order() {
-    if (kPacked && next_index >= args.tiles) return;  // of no list
-    const TileLists& of = lists<kConfig>(args);
+    if (kPacked && next_index >= base.args.tiles) return;  // of no list
+    const TileLists& of = lists<kConfig>(base.args);
     int index = next_index, first = 0, here = rows[0];
 #pragma unroll
     for (int c = 1; c < kListClasses; ++c) {
@@ -67,12 +67,12 @@ struct ListProducer : Producer<kConfig> {
   }
   /// What the list says of batch and head, and what is left to tell; asks for the row's bits.
   __forceinline__ void find_tile() {
-    const TileLists& of = lists<kConfig>(args);
-    if (kPacked && next_index >= args.tiles) {
-      const int index = next_index - args.tiles;
+    const TileLists& of = lists<kConfig>(base.args);
+    if (kPacked && next_index >= base.args.tiles) {
+      const int index = next_index - base.args.tiles;
       after.block = index / of.heads;
       after.head = index - after.block * of.heads;
-      after.batch = args.sequences;
+      after.batch = base.args.sequences;
       walk_after.find_none();
       return;
     }
@@ -88,7 +88,7 @@ struct ListProducer : Producer<kConfig> {
   /// One step towards the tile after number `index`.
   __forceinline__ void look_ahead(int index) {
     if (stage == kUnknown) {
-      if (lane == 0) asked = this->ask(index);
+      if (lane == 0) base.asked = base.ask(index);
       stage = kAsked;
     } else if (stage == kAsked) {
       next_index = lane == 0 ? answer() : 0;
@@ -101,40 +101,40 @@ struct ListProducer : Producer<kConfig> {
     }
   }
   __forceinline__ int answer() const {
-    if constexpr (!kConfig.schedule.dynamic) return static_cast<int>(asked);
-    return tile::answer(args.counter, asked, tiles());
+    if constexpr (!kConfig.schedule.dynamic) return static_cast<int>(base.asked);
+    return tile::answer(base.args.counter, base.asked, tiles());
   }
 
   __forceinline__ void announce(Ring<2>& slots) const {
     const int s = static_cast<int>(slots.slot);
     if (lane == 0) {
-      mbarrier_wait(shared.tile_empty(s), slots.parity ^ 1);
-      store_shared_4(shared.slot(s), static_cast<u32>(tile.block));
-      store_shared_4(shared.slot(s) + 4, static_cast<u32>(tile.batch));
-      store_shared_4(shared.slot(s) + 8, static_cast<u32>(tile.head));
-      store_shared_4(shared.slot(s) + 12, static_cast<u32>(listed));
+      mbarrier_wait(base.shared.tile_empty(s), slots.parity ^ 1);
+      store_shared_4(base.shared.slot(s), static_cast<u32>(base.tile.block));
+      store_shared_4(base.shared.slot(s) + 4, static_cast<u32>(base.tile.batch));
+      store_shared_4(base.shared.slot(s) + 8, static_cast<u32>(base.tile.head));
+      store_shared_4(base.shared.slot(s) + 12, static_cast<u32>(listed));
       if constexpr (kConfig.lengths != Lengths::dense) {
-        store_shared_4(shared.slot(s) + 16, static_cast<u32>(tile.seq_q));
-        store_shared_4(shared.slot(s) + 20, static_cast<u32>(tile.seq_k));
-        store_shared_4(shared.slot(s) + 24, static_cast<u32>(tile.q_begin));
+        store_shared_4(base.shared.slot(s) + 16, static_cast<u32>(base.tile.seq_q));
+        store_shared_4(base.shared.slot(s) + 20, static_cast<u32>(base.tile.seq_k));
+        store_shared_4(base.shared.slot(s) + 24, static_cast<u32>(base.tile.q_begin));
       }
-      if constexpr (!kApart) store_shared_4(shared.slot(s) + 28, static_cast<u32>(walk.whole));
-      mbarrier_arrive(shared.tile_full(s));  // releases the stores to the consumers that wait
+      if constexpr (!kApart) store_shared_4(base.shared.slot(s) + 28, static_cast<u32>(walk.whole));
+      mbarrier_arrive(base.shared.tile_full(s));  // releases the stores to the consumers that wait
     }
     slots.advance();
   }
   __forceinline__ void load_all_q() const {
-    for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) this->load_q(w);
+    for (int w = 0; w < kConfig.shape.warpgroups && lane == 0; ++w) base.load_q(w);
   }
   /// K of tile `block` of the keys, and which that is. `after`: the one that follows.
   __forceinline__ void load_k(int block, [[maybe_unused]] int after) {
-    const int s = static_cast<int>(rK.slot);
-    mbarrier_wait(shared.k_empty(s), rK.parity ^ 1);
-    store_shared_4(shared.listed(s), static_cast<u32>(block));
-    if constexpr (kTellsNext) store_shared_4(shared.listed(s) + 4, static_cast<u32>(after));
-    mbarrier_expect(shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
-    this->load_rows(&args.k, shared.k(s), shared.k_full(s), Base::kPanels, block);
-    rK.advance();
+    const int s = static_cast<int>(base.rK.slot);
+    mbarrier_wait(base.shared.k_empty(s), base.rK.parity ^ 1);
+    store_shared_4(base.shared.listed(s), static_cast<u32>(block));
+    if constexpr (kTellsNext) store_shared_4(base.shared.listed(s) + 4, static_cast<u32>(after));
+    mbarrier_expect(base.shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
+    base.load_rows(&base.args.k, base.shared.k(s), base.shared.k_full(s), Base::kPanels, block);
+    base.rK.advance();
   }
   /// K and V of a tile of keys, and what it is to the rows: a panel a lane, so that one instruction
   /// does for all of them what would take as long for each. A tile of 64 keys lasts hardly longer
@@ -143,15 +143,15 @@ struct ListProducer : Producer<kConfig> {
     constexpr int kAll = Base::kPanels + Base::kPanelsV;
     const bool is_v = lane >= Base::kPanels;
     const int panel = is_v ? lane - Base::kPanels : lane;
-    const int s = static_cast<int>(is_v ? rV.slot : rK.slot);
+    const int s = static_cast<int>(is_v ? base.rV.slot : base.rK.slot);
     const bool by_v = is_v && !kOneRing<kConfig>;
-    const u32 full = by_v ? shared.v_full(s) : shared.k_full(s);
+    const u32 full = by_v ? base.shared.v_full(s) : base.shared.k_full(s);
     if (lane < kAll) {
-      mbarrier_wait(by_v ? shared.v_empty(s) : shared.k_empty(s),
-                    (by_v ? rV.parity : rK.parity) ^ 1);
+      mbarrier_wait(by_v ? base.shared.v_empty(s) : base.shared.k_empty(s),
+                    (by_v ? base.rV.parity : base.rK.parity) ^ 1);
       if (lane == 0) {
-        store_shared_4(shared.listed(s), seen.word);
-        store_shared_4(shared.listed(s) + 4, seen.rows);
+        store_shared_4(base.shared.listed(s), seen.word);
+        store_shared_4(base.shared.listed(s) + 4, seen.rows);
       }
       constexpr SharedPlan kPlan{kConfig};
       if (kOneRing<kConfig>) {
@@ -162,15 +162,17 @@ struct ListProducer : Producer<kConfig> {
     }
     __syncwarp();  // before any of them arrives
     if (lane < kAll) {
-      const u32 to = (is_v ? shared.v(s) : shared.k(s)) + panel * Base::kBlockN * kPanelRowBytes;
-      this->load_panel(is_v ? &args.v : &args.k, to, full, panel * kPanelColumns, seen.tile());
+      const u32 to =
+          (is_v ? base.shared.v(s) : base.shared.k(s)) + panel * Base::kBlockN * kPanelRowBytes;
+      base.load_panel(is_v ? &base.args.v : &base.args.k, to, full, panel * kPanelColumns,
+                      seen.tile());
     }
-    rK.advance();
-    rV.advance();
+    base.rK.advance();
+    base.rV.advance();
   }
   /// Every tile of keys that rows of a warpgroup list.
   __forceinline__ void copy_apart(int index) {
-    head_k = tile.head / args.group;
+    base.head_k = base.tile.head / base.args.group;
     int copied = 0, left = walk.least();
     SeenTile at = first;
     while (at.there()) {
@@ -182,11 +184,11 @@ struct ListProducer : Producer<kConfig> {
       if (--left <= kFound + 1) look_ahead(index);
     }
     if (copied < kBeforeQ) load_all_q();
-    rQ.advance();
+    base.rQ.advance();
     while (stage != kFound) look_ahead(index);
   }
   __forceinline__ void copy_tile(int index) {
-    head_k = kConfig.pack_heads ? tile.head : tile.head / args.group;
+    base.head_k = kConfig.pack_heads ? base.tile.head : base.tile.head / base.args.group;
     const bool any = listed > 0;
     int block = any ? walk.next() : 0;
     int after = kTellsNext && listed > 1 ? walk.next() : block;
@@ -196,23 +198,17 @@ struct ListProducer : Producer<kConfig> {
       const int next = kTellsNext ? after : walk.next();
       if (kTellsNext && n > 1) after = walk.next();
       load_k(next, after);
-      this->load_v(block);
+      base.load_v(block);
       block = next;
       if (n <= kFound + 1) look_ahead(index);
     }
-    rQ.advance();
+    base.rQ.advance();
     while (stage != kFound) look_ahead(index);
-    if (any) this->load_v(block);
+    if (any) base.load_v(block);
   }
 
   __forceinline__ void run() {
-    if (lane == 0) {
-      tma_prefetch_map(&args.q);
-      tma_prefetch_map(&args.k);
-      tma_prefetch_map(&args.v);
-      tma_prefetch_map(&args.o);
-      this->claim_counter();
-    }
+    if (lane == 0) base.begin();
     read_classes();
     Ring<2> slots;
     next_index = static_cast<int>(blockIdx.x);
@@ -222,7 +218,7 @@ struct ListProducer : Producer<kConfig> {
       find_tile();
     }
     while (next_index < tiles()) {
-      tile = after;
+      base.tile = after;
       walk = walk_after;
       if constexpr (kApart) {
         first = walk.next();
@@ -232,9 +228,9 @@ struct ListProducer : Producer<kConfig> {
       }
       stage = kUnknown;
       const int index = next_index;
-      this->look_up_lengths();
+      base.look_up_lengths();
       // A sequence may be shorter than the one that rows of lists are counted by.
-      if (kPacked && first_query<kConfig>(args, tile) >= tile.seq_q) {
+      if (kPacked && first_query<kConfig>(base.args, base.tile) >= base.tile.seq_q) {
         while (stage != kFound) look_ahead(index);
         continue;
       }
@@ -245,7 +241,7 @@ struct ListProducer : Producer<kConfig> {
         copy_tile(index);
       }
     }
-    tile.block = -1;
+    base.tile.block = -1;
     announce(slots);
   }
 };

@@ -26,7 +26,11 @@ struct Producer {
   Tile tile;
   u64 asked = 0;
 
-  __forceinline__ void claim_counter() const {
+  __forceinline__ void begin() const {
+    tma_prefetch_map(&args.q);
+    tma_prefetch_map(&args.k);
+    tma_prefetch_map(&args.v);
+    tma_prefetch_map(&args.o);
     if constexpr (kConfig.schedule.dynamic) claim(args.counter);
   }
   /// Asks for the next tile of this block: the answer is on its way while copies start.
@@ -191,11 +195,7 @@ struct Producer {
   }
 
   __forceinline__ void run() {
-    tma_prefetch_map(&args.q);
-    tma_prefetch_map(&args.k);
-    tma_prefetch_map(&args.v);
-    tma_prefetch_map(&args.o);
-    claim_counter();
+    begin();
     Ring<2> slots;
     int index = static_cast<int>(blockIdx.x);
     while (index < args.tiles) {
