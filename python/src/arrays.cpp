@@ -73,13 +73,16 @@ dlpack::View view_of(const nb::ndarray<nb::ro>& array, std::vector<std::int64_t>
 const ExchangeApi* exchange_api(nb::handle object) {
   // Guarded by the interpreter lock. A type in it is kept, so that its address means it for ever.
   static auto& known = *new std::unordered_map<PyObject*, const ExchangeApi*>;
+  static PyObject* last_type = nullptr;  // the arrays of a call are mostly of one
+  static const ExchangeApi* last = nullptr;
   const nb::handle type = object.type();
+  if (type.ptr() == last_type) return last;
   const auto found = known.find(type.ptr());
-  if (found != known.end()) return found->second;
-  const ExchangeApi* api = find_exchange_api(type);
-  type.inc_ref();
-  known.emplace(type.ptr(), api);
-  return api;
+  if (found == known.end()) type.inc_ref();
+  last = found != known.end() ? found->second
+                              : known.emplace(type.ptr(), find_exchange_api(type)).first->second;
+  last_type = type.ptr();
+  return last;
 }
 
 Tensor Arrays::take(nb::handle object, const char* name) {

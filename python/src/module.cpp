@@ -38,8 +38,20 @@ void with_launch(const Tensor& q, nb::handle object, Run run) {
   run(launch);
 }
 
+/// True where the call is over before another thread could take the interpreter lock, whose way out
+/// and back costs half a microsecond.
+bool is_brief(const Tensor& q, const Tensor& k) {
+  constexpr std::int64_t kMostElements = 1024;
+  return q.device.type == DeviceType::cpu && q.numel() <= kMostElements &&
+         k.numel() <= kMostElements;
+}
+
 template <class Tensors>
 void run_pass(const Call& call, const Tensors& tensors, nb::handle q) {
+  if (is_brief(tensors.q, tensors.k)) {
+    tilewise::execute(tensors, call.spec, {}, call.choice);
+    return;
+  }
   with_launch(tensors.q, q, [&](const Launch& launch) {
     tilewise::execute(tensors, call.spec, launch, call.choice);
   });
@@ -89,27 +101,66 @@ nb::tuple new_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple&
   return outputs;
 }
 
+/// new_forward() of plain tensors, whose views tell what the outputs are like.
+nb::tuple new_plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
+                            bool with_lse) {
+  Call call(spec);
+  ForwardTensors tensors;
+  Tensor q_view, v_view;
+  try {
+    q_view = call.arrays.take(q, "q");
+    v_view = call.arrays.take(v, "v");
+  } catch (const InvalidArgument&) {
+    return new_forward(q, k, v, spec, with_lse);  // which tells what is wrong
+  }
+  if (q_view.rank < 3) return new_forward(q, k, v, spec, with_lse);
+  tensors.q = call.rows_of(q_view);
+  tensors.k = call.values(k, "k");
+  tensors.v = call.rows_of(v_view);
+  const auto v_dim = v_view.sizes[static_cast<std::size_t>(v_view.rank - 1)];
+  const nb::object o = empty_output_like(q, q_view, v, v_dim);
+  const bool no_batch = call.packed && q_view.rank == 3;
+  const nb::object lse = with_lse ? empty_statistics_like(q, tensors.q, no_batch) : nb::none();
+  tensors.o = call.values(o, "o");
+  tensors.lse = call.statistics(lse, "lse");
+  run_pass(call, tensors, q);
+  return nb::make_tuple(o, lse);
+}
+
 /// new_forward() of a plain call. None: the call is not plain. A bool: autograd records it, and
 /// whether the spec has tensors.
 nb::object plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
                          bool with_lse) {
   if (!is_plain_call(q, k, v, spec)) return nb::none();
   if (is_recorded(q, k, v, spec)) return nb::bool_(has_tensors(spec));
-  return new_forward(q, k, v, spec, with_lse);
+  return new_plain_forward(q, k, v, spec, with_lse);
 }
 
-/// (dq, dk, dv) of a plain call that autograd recorded, whose spec has no tensors. None: somebody
-/// looks on. inputs: those of backward_tensors(); d_o may be None.
-nb::object plain_backward(const nb::tuple& inputs, const nb::tuple& spec) {
-  if (nb::handle(inputs[5]).is_none() || is_grad_enabled()) return nb::none();
-  if (!is_plain_call(inputs[0], inputs[1], inputs[2], spec)) return nb::none();
-  for (const std::size_t other : {3, 4, 5, 6}) {
-    if (is_special(inputs[other])) return nb::none();
-  }
-  const nb::tuple outputs =
-      empty_gradients(inputs[0], inputs[1], inputs[2], false, false, nb::tuple(), spec);
-  backward_call(inputs, outputs, spec);
-  return nb::make_tuple(outputs[0], outputs[1], outputs[2]);
+/// (dq, dk, dv, None) of a plain call that autograd recorded, whose spec has no tensors; the last
+/// is the spec's. None: somebody looks on. saved: q, k, v, o, lse.
+nb::object plain_backward(const nb::tuple& saved, nb::handle d_o, const nb::tuple& spec) {
+  if (is_grad_enabled()) return nb::none();
+  const nb::handle q = saved[0], k = saved[1], v = saved[2], o = saved[3], lse = saved[4];
+  if (!is_plain_call(q, k, v, spec) || !is_plain(o) || !is_plain(lse)) return nb::none();
+  if (is_special(d_o)) return nb::none();
+  Call call(spec);
+  const Tensor q_view = call.arrays.take(q, "q"), k_view = call.arrays.take(k, "k"),
+               v_view = call.arrays.take(v, "v");
+  if (q_view.device.type == DeviceType::cuda) make_context_current();
+  const nb::object dq = empty_like(q, q_view), dk = empty_like(k, k_view),
+                   dv = empty_like(v, v_view);
+  run_pass(call,
+           BackwardTensors{.q = call.rows_of(q_view),
+                           .k = call.rows_of(k_view),
+                           .v = call.rows_of(v_view),
+                           .o = call.values(o, "o"),
+                           .lse = call.statistics(lse, "lse"),
+                           .d_o = call.values(d_o, "d_o"),
+                           .dq = call.values(dq, "dq"),
+                           .dk = call.values(dk, "dk"),
+                           .dv = call.values(dv, "dv")},
+           q);
+  return nb::make_tuple(dq, dk, dv, nb::none());
 }
 
 /// inputs: q, k_prefix, v_prefix, k, v. outputs: o, lse.
@@ -221,6 +272,7 @@ void bind_torch_side(nb::module_& m) {
   m.def("empty_gradients", &empty_gradients);
   m.def("is_special", &is_special);
   m.def("new_forward", &new_forward);
+  m.def("new_plain_forward", &new_plain_forward);
   m.def("plain_forward", &plain_forward);
   m.def("plain_backward", &plain_backward);
 }

@@ -147,7 +147,7 @@ std::vector<Tensor> Call::capture_gradients(const nb::tuple& objects) {
 }
 
 Tensor Call::values(nb::handle object, const char* name) {
-  return values_of(arrays.take(object, name), packed, heads_first);
+  return rows_of(arrays.take(object, name));
 }
 
 Tensor values_of(Tensor t, bool packed, bool heads_first) {

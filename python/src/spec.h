@@ -41,6 +41,7 @@ struct Call {
 
   /// q, k, v, o or a gradient of theirs, with logical axes (B, H, S, D).
   Tensor values(nb::handle object, const char* name);
+  Tensor rows_of(const Tensor& view) const { return values_of(view, packed, heads_first); }
   /// LSE or its gradient: (B, H, S), packed (H, S).
   Tensor statistics(nb::handle object, const char* name) { return arrays.take(object, name); }
   /// Gradients of the captured tensors, in the order of spec.score_expression; empty when nobody

@@ -2,7 +2,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -15,7 +17,7 @@ namespace {
 /// Never released: a call may come while the interpreter ends.
 struct Torch {
   nb::tuple plain_types, watches;
-  nb::object grad_enabled, is_batched, empty_like, float32;
+  nb::object grad_enabled, is_batched, make_context_current, empty_like, float32;
   nb::tuple dtype_keyword;  ///< ("dtype",), as a vector call names a keyword
 };
 
@@ -151,14 +153,39 @@ nb::object empty_statistics(nb::handle q, const nb::tuple& sizes, const nb::tupl
   return new_empty.call(q, {batch, first, second}, torch->float32);
 }
 
+bool is_contiguous(const Tensor& t) {
+  std::int64_t dense = 1;
+  bool in_order = true;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    const auto axis = static_cast<std::size_t>(i);
+    in_order = in_order && (t.sizes[axis] == 1 || t.strides[axis] == dense);
+    dense *= t.sizes[axis];
+  }
+  return in_order || dense == 0;
+}
+
+/// Rank, sizes and place of LSE.
+using StatisticsKey = std::array<std::int64_t, 6>;
+
+/// A tensor with these sizes and strides of 0, which has one element's memory.
+nb::object statistics_prototype(nb::handle q, const StatisticsKey& key) {
+  static const Name new_empty("new_empty"), expand("expand");
+  nb::list sizes;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(key[0]); ++i) sizes.append(key[i + 1]);
+  const nb::object one = new_empty.call(q, {nb::int_(1)}, torch->float32);
+  return expand.call(one, nb::tuple(sizes));
+}
+
 }  // namespace
 
 void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object grad_enabled,
-               nb::object is_batched, nb::object empty_like, nb::object float32) {
+               nb::object is_batched, nb::object make_context_current, nb::object empty_like,
+               nb::object float32) {
   torch = new Torch{plain_types,
                     watches,
                     std::move(grad_enabled),
                     std::move(is_batched),
+                    std::move(make_context_current),
                     std::move(empty_like),
                     std::move(float32),
                     nb::make_tuple(nb::str("dtype"))};
@@ -185,6 +212,8 @@ bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& sp
   }
   return is_plain(q) && is_plain(k) && is_plain(v) && !is_true(is_meta.of(q));
 }
+
+void make_context_current() { checked(PyObject_CallNoArgs(torch->make_context_current.ptr())); }
 
 bool is_grad_enabled() { return asks(torch->grad_enabled); }
 
@@ -225,6 +254,32 @@ nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool 
   check_rank(nb::len(sizes));
   const nb::object o = empty_output(q, sizes, v);
   return nb::make_tuple(o, with_lse ? empty_statistics(q, sizes, spec) : nb::none());
+}
+
+nb::object empty_like(nb::handle tensor, const Tensor& view) {
+  return is_contiguous(view) ? empty_contiguous_like(tensor) : empty_like(tensor);
+}
+
+nb::object empty_output_like(nb::handle q, const Tensor& view, nb::handle v, std::int64_t v_dim) {
+  const bool same = view.sizes[static_cast<std::size_t>(view.rank - 1)] == v_dim;
+  return same && is_contiguous(view) ? empty_contiguous_like(q) : empty_output(q, sizes_of(q), v);
+}
+
+nb::object empty_statistics_like(nb::handle q, const Tensor& rows, bool packed) {
+  // Guarded by the interpreter lock. The cheapest call of torch is empty_like() of a tensor.
+  static auto& prototypes = *new std::map<StatisticsKey, nb::object>;
+  constexpr std::size_t kMostPrototypes = 4096;
+  StatisticsKey key{packed ? 2 : rows.rank - 1};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(key[0]); ++i)
+    key.at(i + 1) = rows.sizes.at(packed ? i + 1 : i);
+  key[4] = static_cast<std::int64_t>(rows.device.type);
+  key[5] = rows.device.index;
+  auto found = prototypes.find(key);
+  if (found == prototypes.end()) {
+    if (prototypes.size() >= kMostPrototypes) prototypes.clear();
+    found = prototypes.emplace(key, statistics_prototype(q, key)).first;
+  }
+  return empty_contiguous_like(found->second);
 }
 
 nb::tuple empty_gradients(nb::handle q, nb::handle k, nb::handle v, bool need_dbias,

@@ -53,6 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         monkeypatch.setattr(tilewise._native, function, counted)
 
     count("forward", "new_forward")
+    count("forward", "new_plain_forward")
     count("backward", "backward")
     return counts
 

@@ -52,13 +52,12 @@ def _traced(
 ) -> tuple[str, str, tuple[Any, ...]]:
     """The text of the functions, and the tensors that they read."""
     side = _torch_side() if _torch_backend(q) is not None else None
-    if side is None:
-        from . import _trace
-
-        score, mask, captures = _trace.formulas(score_mod, mask_mod)
-    else:
+    if side is not None:
         score, mask, captures = side.trace(score_mod, mask_mod)
-        captures = tuple(side.as_tensor(array) for array in captures)
+        return score, mask, tuple(side.as_row(array) for array in captures)
+    from . import _trace
+
+    score, mask, captures = _trace.formulas(score_mod, mask_mod)
     # A number without axes is a row of one.
     return score, mask, tuple(t if t.ndim else t.reshape(1) for t in captures)
 
@@ -179,10 +178,12 @@ def attention(
     message gives every kernel's reason), MemoryError or RuntimeError.
     """
     backend = _torch_backend(q) or _arrays
-    if score_mod is None and mask_mod is None:
-        score, mask_text, captures = "", "", ()
-    else:
-        score, mask_text, captures = _traced(q, score_mod, mask_mod)
+    score, mask_text, captures = "", "", ()
+    compiled = False
+    if score_mod is not None or mask_mod is not None:
+        compiled = backend is not _arrays and backend.is_dynamo_compiling()
+        if not compiled:
+            score, mask_text, captures = _traced(q, score_mod, mask_mod)
     if seqused_q is not None or seqused_k is not None:
         given = {
             "bias": bias,
@@ -226,7 +227,9 @@ def attention(
         captures,
     )
     return_lse = bool(return_lse)
-    if fallback is None:
+    if compiled:
+        o, lse = backend.attend(q, k, v, score_mod, mask_mod, spec)
+    elif fallback is None:
         o, lse = backend.attention(q, k, v, spec, return_lse)
     elif fallback != "torch":
         raise ValueError(f'fallback is {fallback!r}: expected None or "torch"')

@@ -298,7 +298,8 @@ def create_block_mask(
         raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}: expected one integer or two")
     _sizes(Q_LEN=Q_LEN, KV_LEN=KV_LEN, B=1 if B is None else B, H=1 if H is None else H)
     _sizes(**{f"BLOCK_SIZE[{n}]": size for n, size in enumerate(block_size)})
-    _torch.trace(None, mask_mod)
+    if not _torch.is_dynamo_compiling():
+        _torch.trace(None, mask_mod)
     return BlockMask(
         mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), block_size, torch.device(device or "cpu")
     )

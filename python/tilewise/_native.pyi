@@ -76,12 +76,13 @@ def describe(array: Any, name: str) -> tuple[list[int], str, bool, int]: ...
 def new_array(sizes: Sequence[int], dtype: str, cuda: bool, index: int) -> Any: ...
 
 # From torch: plain types of tensors, who may look on, its is_grad_enabled, whether a tensor is a
-# batch of gradients, its empty_like and its float32.
+# batch of gradients, what makes a GPU's context current, its empty_like and its float32.
 def use_torch(
     plain_types: tuple[type, ...],
     watches: tuple[Callable[[], Any], ...],
     grad_enabled: Any,
     is_batched: Any,
+    make_context_current: Any,
     empty_like: Any,
     float32: Any,
 ) -> None: ...
@@ -104,17 +105,22 @@ def new_forward(
     q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
 ) -> tuple[Any, Any]: ...
 
-# new_forward of a plain call. None: it is not plain. A bool: autograd records it, and whether the
-# spec has tensors.
+# new_forward of plain tensors.
+def new_plain_forward(
+    q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
+) -> tuple[Any, Any]: ...
+
+# new_plain_forward of a plain call. None: it is not plain. A bool: autograd records it, and whether
+# the spec has tensors.
 def plain_forward(
     q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
 ) -> tuple[Any, Any] | bool | None: ...
 
-# (dq, dk, dv) of a plain call that autograd recorded, whose spec has no tensors. None: somebody
-# looks on. inputs: those of backward.
+# (dq, dk, dv, None) of a plain call that autograd recorded, whose spec has no tensors; the last is
+# the spec's. None: somebody looks on. saved: q, k, v, o, lse.
 def plain_backward(
-    inputs: tuple[Any, ...], spec: tuple[Any, ...]
-) -> tuple[Any, Any, Any] | None: ...
+    saved: tuple[Any, ...], d_o: Any, spec: tuple[Any, ...]
+) -> tuple[Any, Any, Any, None] | None: ...
 
 # B, H, row offsets and block indices (int32) and whether each block is full (uint8).
 def block_map(

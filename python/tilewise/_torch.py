@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._library import autograd as library_autograd
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling as is_dynamo_compiling
 
 from . import _append as _append  # registers its operator
 from . import _native, _torch_flops, _torch_vmap, _trace
@@ -32,7 +35,10 @@ from ._spec import (
     Spec,
     named_arrays,
 )
+from ._torch_compiled import attend as attend
+from ._torch_compiled import leaf as leaf
 from ._torch_dropout import draw_seed as draw_seed
+from ._torch_fields import EXPRESSIONS, SPEC_SCHEMA, expression_fields, padded, whole
 from ._torch_onlookers import (
     FORWARD_MODE,
     SECOND_DERIVATIVE,
@@ -46,37 +52,13 @@ from ._torch_onlookers import (
     refuse_tangents,
 )
 
-_TYPES = {
-    "layout": "str",
-    "scale": "float?",
-    "causal": "str",
-    "window_left": "SymInt?",
-    "window_right": "SymInt?",
-    "softcap": "float",
-    "dropout_p": "float",
-    "max_seqlen_q": "SymInt",
-    "max_seqlen_k": "SymInt",
-    "block_q": "SymInt",
-    "block_k": "SymInt",
-    "deterministic": "bool",
-    "precision": "str",
-    "implementation": "str",
-    "kernel": "str",
-}
-_SPEC_SCHEMA = ", ".join(
-    [f"Tensor? {name}" for name in TENSOR_FIELDS]
-    + [f"{kind} {name}" for name, kind in _TYPES.items()]
-)
-# torch maps no operator that takes a list over many gradients at once: calls without expressions
-# have operators without.
-_EXPRESSIONS = "str score_expression, str mask_expression, Tensor[] captures"
 _library = torch.library.Library("tilewise", "DEF")
 for _kind, _needs, _spec, _made in (
-    ("attention", "", _SPEC_SCHEMA, ""),
+    ("attention", "", SPEC_SCHEMA, ""),
     (
         "expression",
         ", bool[] need_dcaptures",
-        f"{_SPEC_SCHEMA}, {_EXPRESSIONS}",
+        f"{SPEC_SCHEMA}, {EXPRESSIONS}",
         ", Tensor[] dcaptures",
     ),
 ):
@@ -90,23 +72,12 @@ for _kind, _needs, _spec, _made in (
     )
 
 
-def _whole(spec: Spec) -> Spec:
-    """The spec of an operator's fields, which may be without expressions."""
-    return spec if len(spec) == len(FIELDS) else (*spec, "", "", ())
-
-
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *spec: Any) -> tuple[Tensor, Tensor]:
     return _native.empty_outputs(q, v, spec, True)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
-    return _native.new_forward(q, k, v, _whole(fields), True)
-
-
-def _make_context_current() -> None:
-    """Ours may be the first work of autograd's thread: any call of the runtime makes the context
-    current there, which our driver calls do not, and which cuBLAS warns of when it is next."""
-    torch.cuda.is_current_stream_capturing()
+    return _native.new_forward(q, k, v, whole(fields), True)
 
 
 def _run_backward(
@@ -118,8 +89,8 @@ def _run_backward(
     if d_o is None:
         d_o = o.new_zeros(()).expand(o.shape)
     if q.is_cuda:
-        _make_context_current()
-    _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, spec)
+        torch.cuda.is_current_stream_capturing()  # as make_context_current() of torch_side.h
+    _native.backward((q, k, v, o, lse, d_o, d_lse), gradients, whole(spec))
     return gradients
 
 
@@ -130,7 +101,7 @@ def _backward_parts(
     tensors, (need_dbias, need_dsinks, *rest) = arguments[:7], arguments[7:]
     with_captures = len(rest) > len(FIELDS)
     captures = tuple(rest.pop(0)) if with_captures else ()
-    return tensors, (need_dbias, need_dsinks, captures), _whole(tuple(rest))
+    return tensors, (need_dbias, need_dsinks, captures), padded(tuple(rest))
 
 
 def _as_outputs(q: Tensor, gradients: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -194,7 +165,7 @@ def _gradients(
     if short and not in_forward_mode() and not is_special(d_o, d_lse, o, lse):
         return _run_backward(tensors, wanted, spec)
     if _has_expressions(spec):
-        *own, made = _expression_backward(*tensors, *wanted, *spec)
+        *own, made = _expression_backward(*tensors, *wanted, *expression_fields(spec))
         dcaptures = [g if keep else None for g, keep in zip(made, captures, strict=True)]
     else:
         operator = _TransformedBackward.apply if in_grad() else _backward_operator
@@ -209,24 +180,27 @@ def _has_expressions(spec: Spec) -> bool:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *fields = inputs
-    spec = _whole(tuple(fields))
+    spec = padded(tuple(fields))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *spec[: len(TENSOR_FIELDS)], *spec[CAPTURES])
     ctx.plain = spec[len(TENSOR_FIELDS) : CAPTURES]
+    ctx.sizes = spec[len(FIELDS) :]
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad[3:]
     tensors, captures = saved[5 : 5 + len(TENSOR_FIELDS)], saved[5 + len(TENSOR_FIELDS) :]
-    spec = (*tensors, *ctx.plain, captures)
+    spec = (*tensors, *ctx.plain, captures, *ctx.sizes)
     asked = wanted[CAPTURES] if captures else ()
     needed = _Needed(wanted[BIAS], wanted[SINKS], wanted[ALIBI_SLOPES], asked)
     dq, dk, dv, dbias, dsinks, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
     rest: list[Any] = [None] * len(wanted)
     rest[BIAS], rest[SINKS] = dbias, dsinks
-    if len(rest) == len(FIELDS):
+    if len(rest) > CAPTURES:
         rest[CAPTURES] = list(dcaptures)
+        if not ctx.sizes[0]:
+            rest[-1] = []  # torch takes no sizes for no tensors
     return dq, dk, dv, *rest
 
 
@@ -318,53 +292,58 @@ class _TransformedBackward(torch.autograd.Function):
     jvp = staticmethod(_refuse_jvp)
 
 
-_GIVEN = object()
 _NOTHING_ELSE = _Needed(False, False, False, ())
 
 
-def _plain_gradients(
-    saved: tuple[Tensor, ...], spec: Spec, d_o: Tensor | None, d_lse: Tensor | None
-) -> tuple[Any, ...] | None:
-    """dq, dk and dv, if nobody looks on."""
-    if torch.compiler.is_compiling() or in_forward_mode():
-        return None
-    if saved[0].is_cuda:
-        _make_context_current()
-    return _native.plain_backward((*saved, d_o, d_lse), spec)
+class _Plain(torch.autograd.Function):
+    """The short way: what the operator's autograd does, for plain tensors and O alone of a spec
+    without tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+        o: Tensor
+        o, lse = _native.new_plain_forward(q, k, v, spec, True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.spec = spec
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        if not is_dynamo_compiling() and forward_ad._current_level < 0:
+            made = _native.plain_backward(saved, d_o, ctx.spec)
+            if made is not None:
+                return made
+        return *_gradients(saved, ctx.spec, _NOTHING_ELSE, d_o, None)[:3], None
+
+
+_GIVEN = object()
 
 
 class _Attention(torch.autograd.Function):
-    """The short way: what the operator's autograd does, for plain tensors."""
+    """The same with LSE or with tensors in the spec."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool, *others: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """others: bias, sinks and slopes, or None, and the captured tensors; nothing where the spec
-        has no tensor at all."""
-        output = _native.new_forward(q, k, v, spec, True)
+        """others: bias, sinks and slopes, or None, and the captured tensors."""
+        output = _native.new_plain_forward(q, k, v, spec, True)
         ctx.set_materialize_grads(False)
-        if others:
-            # Tensors are kept where autograd watches over them, and leave a mark in the spec.
-            tensors = spec[: len(TENSOR_FIELDS)]
-            given = (t for t in tensors if t is not None)
-            ctx.save_for_backward(q, k, v, *output, *others[3:], *given)
-            marks = (None if t is None else _GIVEN for t in tensors)
-            spec = (*marks, *spec[len(TENSOR_FIELDS) : CAPTURES], ())
-        else:
-            ctx.save_for_backward(q, k, v, *output)
-        ctx.spec = spec
+        # Tensors are kept where autograd watches over them, and leave a mark in the spec.
+        tensors = spec[: len(TENSOR_FIELDS)]
+        given = (t for t in tensors if t is not None)
+        ctx.save_for_backward(q, k, v, *output, *others[3:], *given)
+        marks = (None if t is None else _GIVEN for t in tensors)
+        ctx.spec = (*marks, *spec[len(TENSOR_FIELDS) : CAPTURES], ())
         return output if return_lse else output[0]
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None = None) -> tuple[Any, ...]:
-        saved, spec = ctx.saved_tensors, ctx.spec
-        if len(ctx.needs_input_grad) == 5:
-            made = _plain_gradients(saved, spec, d_o, d_lse)
-            return *(made or _gradients(saved, spec, _NOTHING_ELSE, d_o, d_lse)[:3]), None, None
+        saved = ctx.saved_tensors
         bias, sinks, slopes, *asked = ctx.needs_input_grad[5:]
         given = iter(saved[5 + len(asked) :])
-        fields = (next(given) if field is _GIVEN else field for field in spec[:CAPTURES])
+        fields = (next(given) if field is _GIVEN else field for field in ctx.spec[:CAPTURES])
         spec = (*fields, saved[5 : 5 + len(asked)])
         needed = _Needed(bias, sinks, slopes, asked)
         dq, dk, dv, *own, dcaptures = _gradients(saved[:5], spec, needed, d_o, d_lse)
@@ -372,6 +351,9 @@ class _Attention(torch.autograd.Function):
 
 
 # What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
+# The node's own way to it asks first whether the class has vjp or boxed gradients.
+_Plain._backward_cls.apply = _Plain.backward  # type: ignore[attr-defined]
+_record_plain = super(torch.autograd.Function, _Plain).apply
 _record = super(torch.autograd.Function, _Attention).apply
 _any_autocast = torch._C._is_any_autocast_enabled
 
@@ -397,33 +379,44 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, spec: Spec, return_lse: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: Spec,
+    return_lse: bool = True,
+    sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if requested, LSE, recorded by autograd."""
+    """O and, if requested, LSE, recorded by autograd. sizes: a compiler's symbols in the texts."""
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    if in_forward_mode() and not in_transform():
+    if forward_ad._current_level >= 0 and not in_transform():
         refuse_tangents((q, k, v, *spec))
-    compiling = torch.compiler.is_compiling()
     # An LSE that nobody reads is not made: it costs the call a microsecond.
-    made = None if compiling else _native.plain_forward(q, k, v, spec, return_lse)
+    made = (
+        None if is_dynamo_compiling() or sizes else _native.plain_forward(q, k, v, spec, return_lse)
+    )
     if made is None:
         _check_kinds(spec, k=k, v=v)
-        return _watched(q, k, v, spec, compiling)
+        return _watched(q, k, v, spec, sizes)
+    if made is False and not return_lse:
+        return _record_plain(q, k, v, spec), None
     if isinstance(made, tuple):
         return made
-    others = (spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES], *spec[CAPTURES]) if made else ()
+    others = (spec[BIAS], spec[SINKS], spec[ALIBI_SLOPES], *spec[CAPTURES])
     recorded = _record(q, k, v, spec, return_lse, *others)
     return recorded if return_lse else (recorded, None)
 
 
-def _watched(q: Tensor, k: Tensor, v: Tensor, spec: Spec, compiling: bool) -> tuple[Tensor, Tensor]:
+def _watched(
+    q: Tensor, k: Tensor, v: Tensor, spec: Spec, sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """By an operator, which those see who look on."""
-    transformed = not compiling and in_grad()
+    transformed = not is_compiling() and in_grad()
     if _has_expressions(spec):
         if transformed:
             raise NotImplementedError(TRANSFORMED_EXPRESSIONS)
-        o, lse = torch.ops.tilewise.expression_forward(q, k, v, *spec[:-1], list(spec[-1]))
+        fields = expression_fields(spec, sizes)
+        o, lse = torch.ops.tilewise.expression_forward(q, k, v, *fields)
         return o, lse
     operator = _Transformed.apply if transformed else torch.ops.tilewise.attention_forward
     o, lse = operator(q, k, v, *spec[:SCORE_EXPRESSION])
@@ -462,19 +455,25 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
 
 def on_host(q: Tensor) -> bool:
     """Whether the host may read values of the call's small tensors."""
-    return q.device.type == "cpu" and not torch.compiler.is_compiling()
+    return q.device.type == "cpu" and not is_compiling()
 
 
-# A compiler stops here: the functions are the caller's own and may change between calls.
+# A compiler stops here. It has its own way with attention's functions: _torch_compiled.attend.
 trace = torch.compiler.disable(
     _trace.formulas,
-    reason="score_mod and mask_mod are traced at each call: leave fullgraph=True out",
+    reason="mask_mod is traced at each call: leave fullgraph=True out",
 )
 
 
 def as_tensor(array: Any) -> Tensor:
     """An array that a traced function reads, as a tensor without a copy."""
     return array if isinstance(array, Tensor) else torch.as_tensor(array)
+
+
+def as_row(array: Any) -> Tensor:
+    """The same; a number without axes is a row of one."""
+    t = as_tensor(array)
+    return t if t.ndim else t.reshape(1)
 
 
 _warned: set[str] = set()

@@ -46,6 +46,7 @@ _native.use_torch(
     (_dispatch_modes, _function_modes, _transforms, _tracing, _profiling),
     torch.is_grad_enabled,
     _is_batched,
+    torch.cuda.is_current_stream_capturing,
     torch.empty_like,
     torch.float32,
 )

@@ -424,7 +424,8 @@ def write(value: Traced) -> str:
     return _Writer([]).whole(value)
 
 
-LEAVES = {name: Traced(name, ()) for name in ("score", "b", "h", "i", "j")}
+_LENGTHS = ("query_length", "key_length")
+LEAVES = {name: Traced(name, ()) for name in ("score", "b", "h", "i", "j", *_LENGTHS)}
 SCORE = ("score", "b", "h", "i", "j")
 MASK = ("b", "h", "i", "j")
 
@@ -439,6 +440,15 @@ def _takes(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     return True
 
 
+def _result(made: Any) -> Traced:
+    if made is None:
+        raise TraceError("it returns nothing: return the value")
+    value = operand(made)
+    if value.lanes:
+        raise TraceError("its value is a short vector: reduce it by .any(-1), .all(-1) or .sum(-1)")
+    return value
+
+
 def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Traced:
     """What a function makes of traced values. `name` is what messages call it."""
     if not callable(function):
@@ -451,32 +461,31 @@ def trace(function: Callable[..., Any], leaves: Sequence[str], name: str) -> Tra
                 result = plain(*given)
         else:
             result = plain(*given)
-        if result is None:
-            raise TraceError("it returns nothing: return the value")
-        value = operand(result)
+        value = _result(result)
     except TraceError as error:
         raise TraceError(f"{name}: {error}") from error
     except TypeError as error:
         if _takes(plain, given):
             raise
         raise TraceError(f"{name}: it does not take ({', '.join(leaves)}): {error}") from error
-    if value.lanes:
-        raise TraceError(
-            f"{name}: its value is a short vector: reduce it by .any(-1), .all(-1) or .sum(-1)"
-        )
     return value
+
+
+def texts(score: Any, mask: Any) -> tuple[str, str, tuple[Any, ...]]:
+    """The texts of what a score function and a mask made, empty for None, and the tensors that they
+    read."""
+    captures: list[Any] = []
+    score_text, mask_text = (
+        "" if made is None else _Writer(captures).whole(_result(made)) for made in (score, mask)
+    )
+    return score_text, mask_text, tuple(captures)
 
 
 def formulas(
     score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None
 ) -> tuple[str, str, tuple[Any, ...]]:
     """The texts of a score function and a mask, empty if absent, and the tensors that they read."""
-    captures: list[Any] = []
-    texts = [
-        "" if function is None else _Writer(captures).whole(trace(function, leaves, name))
-        for function, leaves, name in (
-            (score_mod, SCORE, "score_mod"),
-            (mask_mod, MASK, "mask_mod"),
-        )
-    ]
-    return texts[0], texts[1], tuple(captures)
+    return texts(
+        None if score_mod is None else trace(score_mod, SCORE, "score_mod"),
+        None if mask_mod is None else trace(mask_mod, MASK, "mask_mod"),
+    )

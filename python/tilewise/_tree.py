@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -84,23 +85,28 @@ def tree_mask(parents: Any = None, *, words: Any = None, device: Any = None) -> 
             words = torch.as_tensor(words, device=device)
     if not hasattr(words, "shape"):
         raise ValueError(f"words is of type {type(words).__name__}: expected a tensor or an array")
-    table = _trace.Captured(words)
-    rank = len(table.array.shape)
-    width = int(table.array.shape[-1]) if rank in (2, 3) else 0
+    shape = tuple(words.shape)
+    rank = len(shape)
+    width = int(shape[-1]) if rank in (2, 3) else 0
     if width & (width - 1) or not 1 <= width <= MOST_NODES // 32:
         raise ValueError(
-            f"words has shape {tuple(table.array.shape)}: expected (n, W) or (B, n, W), W a power "
+            f"words has shape {shape}: expected (n, W) or (B, n, W), W a power "
             f"of two up to {MOST_NODES // 32}"
         )
-    key_length: Any = _trace.Traced("key_length", ())
-    query_length: Any = _trace.Traced("query_length", ())
 
     def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+        side = sys.modules.get("tilewise._torch")
+        if side is not None and side.is_dynamo_compiling():  # which traces tensors alone
+            table: Any = side.as_tensor(words)
+            keys, queries = side.leaf(table, "key_length"), side.leaf(table, "query_length")
+        else:
+            table = _trace.Captured(words)
+            keys, queries = _trace.LEAVES["key_length"], _trace.LEAVES["query_length"]
         # NOTE: expression/tree.h knows this very formula again.
-        before = key_length - query_length
+        before = keys - queries
         node = j - before
         word = (node >> 5) & (width - 1)
-        bits = table.load((b, i, word) if rank == 3 else (i, word))
+        bits = table[b, i, word] if rank == 3 else table[i, word]
         shown = ((bits >> (node & 31)) & 1) == 1
         return (j <= i + before) & ((node < 0) | shown)
 
