@@ -202,8 +202,14 @@ struct Queries {
       bulk_wait();
       fence_async();
       if constexpr (kConfig.sums.deterministic) worker.pass_turn();
-      signal_add(worker.args.finished + counted<kConfig>(worker.args, worker.job, worker.job.head),
-                 1);
+      if constexpr (kConfig.spans) {
+        signal_add(
+            worker.args.finished + counted<kConfig>(worker.args, worker.job, worker.job.head), 1);
+      } else {
+        signal_add(worker.args.finished + entry_of<kConfig>(worker.job) * worker.args.heads_k +
+                       worker.job.head,
+                   1);
+      }
     }
   }
 

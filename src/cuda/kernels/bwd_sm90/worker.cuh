@@ -241,7 +241,10 @@ struct Worker : ListedSteps<kConfig.listed()> {
       }
     }
     __syncwarp();  // the signal of lane 0 is for the stores of all
-    unsignalled = args.prepared + counted<kConfig>(args, job, job.head / args.group);
+    // NOTE: written out, since a sum of 32 bits changes the code of every other kernel.
+    unsignalled = args.prepared + entry_of<kConfig>(job) * args.heads_k + job.head / args.group;
+    if constexpr (kConfig.spans)
+      unsignalled = args.prepared + counted<kConfig>(args, job, job.head / args.group);
   }
 
   /// Sums of dQ to dQ.
