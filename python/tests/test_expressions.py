@@ -417,13 +417,13 @@ def test_operators_keep_torch_s_rules() -> None:
         SCORES["t5_relative"].function, MASKS["prefix"].function
     )
     fields = make_spec(score_expression=score, mask_expression=mask)[:-1]
-    arguments = (q.requires_grad_(), k, v, *fields, list(captures))
+    arguments = (q.requires_grad_(), k, v, *fields, list(captures), [])
     operator = torch.ops.tilewise.expression_forward
     torch.library.opcheck(operator.default, arguments)
     o, lse = (t.detach() for t in operator(*arguments))
     torch.library.opcheck(
         torch.ops.tilewise.expression_backward.default,
-        (d_o, None, q, k, v, o, lse, False, False, [True, False], *fields, list(captures)),
+        (d_o, None, q, k, v, o, lse, False, False, [True, False], *fields, list(captures), []),
         # Its autograd refuses: there is no second derivative.
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
