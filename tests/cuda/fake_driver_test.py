@@ -65,11 +65,15 @@ class FakeDriver(unittest.TestCase):
         """Every row on the smoke set, two of them on all cases."""
         rows = self.rows("check", "--smoke")
         idle = {row["kernel"] for row in rows if row["failed"] == 0}  # it refuses the whole set
-        copied = ("flash_fwd_sm90_copied", "flash_bwd_sm90_copied")
+        own_cases = {
+            "flash_fwd_sm90_copied": "b1 h2 s64 d132 bf16",
+            "flash_bwd_sm90_copied": "b1 h2 s64 d132 bf16",
+            "flash_bwd_passing_sm90": "b1 h1 s2048 d16 bf16 blocks=64,64:1,1:0.7",
+        }
         special = ("flash_bwd_sm90", "flash_bwd_short_sm90", "flash_mla_sm90")
-        self.assertLessEqual(idle, {*special, *copied})
-        for kernel in copied:
-            rows = self.rows("check", "--case", "b1 h2 s64 d132 bf16", "--kernel", kernel)
+        self.assertLessEqual(idle, {*special, *own_cases})
+        for kernel, case in own_cases.items():
+            rows = self.rows("check", "--case", case, "--kernel", kernel)
             self.assertEqual({row["status"] for row in rows}, {"failed"}, rows)
         for kernel in ("flash_fwd_sm80", "eager_bwd_cuda"):
             (row,) = self.rows("check", *CASES, "--kernel", kernel)

@@ -304,7 +304,7 @@ void ScoreTileStep::gradient_of_logits(const TilePlace& at, const Rows& known, c
   micro_.score_gradient(at.rows, padded, s.p, s.ds, kTileKeys, known.delta,
                         unscaled ? 1.0F : p_.scale);
   steps_.back_through_mod(at, s.premod, s.p, s.ds, s.capture_sums);
-  if (stores) store_bias_gradient(at, s.ds);  // (B6)
+  if (stores) store_bias_gradient(at, s.ds);  // dbias (B6)
   if (unscaled && !bias_only) {
     std::fill_n(s.lse, at.rows, p_.scale);  // not needed any more
     micro_.scale_rows(at.rows, padded, s.ds, kTileKeys, s.lse);
