@@ -1,8 +1,8 @@
 #include "cuda/jit/compile.h"
 
-#include <array>
 #include <charconv>
 #include <ctime>
+#include <vector>
 
 #include "cuda/jit/nvrtc.h"
 #include "embedded_sources.h"
@@ -112,8 +112,9 @@ Compiled compile(const KernelUnit& unit, int arch) {
   const double start = cpu_seconds();
   const Program program(*nvrtc, unit.source(), unit.name() + ".cu");
   const std::string arch_option = "--gpu-architecture=" + arch_name(arch);
-  const std::array<const char*, 4> options = {arch_option.c_str(), "--std=c++20", "-default-device",
-                                              "--ptxas-options=-v"};
+  std::vector<const char*> options = {arch_option.c_str(), "--std=c++20", "-default-device",
+                                      "--ptxas-options=-v"};
+  if (nvrtc->caches) options.push_back("--no-cache");
   const NvrtcResult result =
       nvrtc->nvrtcCompileProgram(program.get(), static_cast<int>(options.size()), options.data());
 

@@ -55,6 +55,7 @@ OpenedNvrtc open_nvrtc() {
   int major = 0, minor = 0;
   opened.functions.nvrtcVersion(&major, &minor);
   opened.functions.version = std::to_string(major) + "." + std::to_string(minor);
+  opened.functions.caches = major > 12 || (major == 12 && minor >= 9);
   // NVRTC asks the dynamic linker for its built-in functions by soname, and the linker does not
   // look into pip's folders: a library that is open already is found. Elsewhere the linker finds
   // it.

@@ -30,6 +30,9 @@ struct Nvrtc {
   NvrtcResult (*nvrtcGetPTX)(NvrtcProgram program, char* ptx);
 
   std::string version;  ///< "13.0"
+  /// It keeps what it compiled in the driver's cache, and answers from there without ptxas's report
+  /// (CUDA 12.9 and newer).
+  bool caches = false;
 };
 
 /// The compiler, or null with what was looked for. With a driver present its own major version is
