@@ -195,6 +195,22 @@ def test_tree_mask(device: str | None) -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(24, 24), (4, 24, 24), (2, 1, 24, 24)])
+@pytest.mark.parametrize("array", [False, True])
+def test_packed_mask(shape: tuple[int, ...], array: bool) -> None:
+    seen = torch.rand(shape) > 0.4
+    mask = tilewise.packed_mask(seen.numpy() if array else seen)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o: Tensor = tilewise.attention(q, k, v, layout="bhsd", mask_mod=mask)
+        return o
+
+    given = inputs(24)
+    whole = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for made, wanted in zip(gradients(whole, given), gradients(step, given), strict=True):
+        assert torch.equal(made, wanted)
+
+
 def test_functions_that_the_compiler_cannot_read() -> None:
     """Without fullgraph the graph breaks there, and the call is made as without a compiler."""
     helper = torch.compiler.disable(lambda i, j: (i - j).abs() < 5)

@@ -74,11 +74,16 @@ def packed_mask(mask: Any = None, *, words: Any = None) -> Callable[..., Any]:
     kind = str(getattr(words, "dtype", type(words).__name__)).rpartition(".")[2]
     if kind != "int32" or not 2 <= len(shape) <= 4:
         raise ValueError(f"words is {kind} {shape}: expected int32 (..., Sq, W) of 2 to 4 axes")
-    table = _trace.Captured(words)
 
     def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+        side = sys.modules.get("tilewise._torch")
+        table: Any
+        if side is not None and side.is_dynamo_compiling():  # which traces tensors alone
+            table = side.as_tensor(words)
+        else:
+            table = _trace.Captured(words)
         before = ((b, h) if len(shape) == 4 else (h,))[: len(shape) - 2]
         first = [0 if size == 1 else index for index, size in zip(before, shape, strict=False)]
-        return ((table.load((*first, i, j >> 5)) >> (j & 31)) & 1) == 1
+        return ((table[(*first, i, j >> 5)] >> (j & 31)) & 1) == 1
 
     return mask_mod
