@@ -11,14 +11,6 @@
 #include "cuda/driver/device.h"
 
 namespace tilewise {
-namespace {
-
-Hardware at_hand(Hardware machine) {
-  machine.at_hand = true;
-  return machine;
-}
-
-}  // namespace
 
 const Hardware& machine_at_hand(Device device) {
   if (device.type == DeviceType::cpu) {
@@ -26,13 +18,13 @@ const Hardware& machine_at_hand(Device device) {
       throw DeviceError("device cpu:" + std::to_string(device.index) +
                         " does not exist: the CPU is one device, index 0");
     }
-    static const Hardware cpu = at_hand(cpu::describe_cpu());
+    static const Hardware cpu = cpu::describe_cpu();
     return cpu;
   }
   return cuda::hardware(device.index);
 }
 
-Hardware hardware(Device device) { return at_hand(machine_at_hand(device)); }
+Hardware hardware(Device device) { return machine_at_hand(device); }
 
 namespace {
 

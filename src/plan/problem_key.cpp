@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <type_traits>
+
+#include "problem/named_tensors.h"
 
 namespace tilewise {
 namespace {
@@ -14,30 +15,6 @@ namespace {
 /// As far as GPU kernels look at an address: units of vectors and of tensor maps. CPU kernels take
 /// any.
 constexpr std::uintptr_t kAlignment = 16;
-
-/// The tensors that rows look at.
-constexpr Tensor Problem::*kTensors[] = {&Problem::q,
-                                         &Problem::k,
-                                         &Problem::v,
-                                         &Problem::o,
-                                         &Problem::lse,
-                                         &Problem::d_o,
-                                         &Problem::d_lse,
-                                         &Problem::dq,
-                                         &Problem::dk,
-                                         &Problem::dv,
-                                         &Problem::dbias,
-                                         &Problem::dsinks,
-                                         &Problem::mask,
-                                         &Problem::bias,
-                                         &Problem::alibi_slopes,
-                                         &Problem::sinks,
-                                         &Problem::key_lengths,
-                                         &Problem::cu_seqlens_q,
-                                         &Problem::cu_seqlens_k,
-                                         &Problem::block_table};
-constexpr Tensor BlockList::*kListTensors[] = {&BlockList::row_offsets, &BlockList::block_index,
-                                               &BlockList::block_full};
 
 /// The bytes so far, on the stack: a key is made in every call.
 class Bytes {
@@ -71,8 +48,10 @@ class Bytes {
   }
 
   static constexpr std::size_t kTensorBytes = 24 + 16 * Tensor::kMaxRank, kNumberBytes = 256;
-  static constexpr std::size_t kMost =
-      (std::size(kTensors) + std::size(kListTensors)) * kTensorBytes + kNumberBytes;
+  static constexpr std::size_t kTensors = kForwardTensors<Problem>.size() +
+                                          kGradientTensors<Problem>.size() +
+                                          kOptionTensors<Problem>.size() + kListTensors.size();
+  static constexpr std::size_t kMost = kTensors * kTensorBytes + kNumberBytes;
   std::size_t size_ = 0;
   std::array<char, kMost> bytes_;  ///< read up to size_
 };
@@ -124,8 +103,9 @@ std::string problem_key(const Problem& p, std::string_view more) {
   key.add(p.dtype);
   key.add(p.causal);
   key.add(p.precision);
-  for (Tensor Problem::*const tensor : kTensors) key.add(p.*tensor);
-  for (Tensor BlockList::*const tensor : kListTensors) key.add(p.block_list.*tensor);
+  const auto add = [&](const char*, const Tensor& t) { key.add(t); };
+  for_operands(p, add);
+  for_options(p, add);
   std::string made;
   made.reserve(key.view().size() + more.size());
   made.append(key.view());

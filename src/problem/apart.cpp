@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "problem/arguments.h"
+#include "problem/expressions.h"
+#include "problem/named_tensors.h"
 
 namespace tilewise {
 namespace {
@@ -48,65 +51,71 @@ bool share_memory(const Tensor& a, const Place& in_a, const Tensor& b) {
   return a.data == b.data || in_a.reaches_into(in_b) || in_b.reaches_into(in_a);
 }
 
-void require_apart(const Named& output, std::span<const Named> others) {
-  const Place place(*output.tensor);
-  if (place.end == 0) return;
-  for (const Named& other : others) {
-    if (!share_memory(*output.tensor, place, *other.tensor)) continue;
-    arguments::fail(
-        output.name, *output.tensor,
-        std::string("it shares memory with ") + other.name + "; an output needs its own memory");
+/// Each output against the other tensors of the call, which `for_tensors` names; of two outputs the
+/// later one is judged.
+template <class ForTensors>
+void require_apart(std::span<const Named> outputs, ForTensors for_tensors) {
+  for (const Named& output : outputs) {
+    const Place place(*output.tensor);
+    if (place.end == 0) continue;
+    for_tensors([&](const char* name, const Tensor& t) {
+      if (!share_memory(*output.tensor, place, t)) return;
+      const auto is_itself_or_later = [&](const Named& o) {
+        return o.tensor == &t && &o >= &output;
+      };
+      if (std::any_of(outputs.begin(), outputs.end(), is_itself_or_later)) return;
+      arguments::fail(
+          output.name, *output.tensor,
+          std::string("it shares memory with ") + name + "; an output needs its own memory");
+    });
   }
 }
 
-/// Each output against the inputs and the outputs before it.
-void require_apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
-                   const AttentionSpec& s) {
-  const std::array<Named, 12> of_spec = {{{"mask", &s.mask},
-                                          {"bias", &s.bias},
-                                          {"alibi_slopes", &s.alibi_slopes},
-                                          {"sinks", &s.sinks},
-                                          {"key_lengths", &s.key_lengths},
-                                          {"block_table", &s.block_table},
-                                          {"cu_seqlens_q", &s.cu_seqlens_q},
-                                          {"cu_seqlens_k", &s.cu_seqlens_k},
-                                          {"dropout_counter", &s.dropout_counter},
-                                          {"block_list.row_offsets", &s.block_list.row_offsets},
-                                          {"block_list.block_index", &s.block_list.block_index},
-                                          {"block_list.block_full", &s.block_list.block_full}}};
-  for (const Named& output : outputs) {
-    require_apart(output, inputs);
-    require_apart(output, of_spec);
-    require_apart(output, std::span(outputs.begin(), &output));
+template <class F>
+void for_captures(const AttentionSpec& s, F f) {
+  for (const auto& [argument, given] : {std::pair{"score_expression", &s.score_expression},
+                                        std::pair{"mask_expression", &s.mask_expression}}) {
+    if (!given->defined()) continue;
+    for (const Captured& capture : given->captures())
+      f(captured_name(argument, capture).c_str(), capture.tensor());
   }
+}
+
+template <class Tensors>
+void require_apart(std::span<const Named> outputs, const Tensors& t, const AttentionSpec& spec) {
+  require_apart(outputs, [&](auto check) {
+    for_operands(t, check);
+    if constexpr (requires { t.dcaptures; }) {
+      for (const Tensor& gradient : t.dcaptures) check("dcaptures", gradient);
+    }
+    for_options(spec, check);
+    for_captures(spec, check);
+  });
 }
 
 }  // namespace
 
 void require_apart(const AppendTensors& t) {
-  const std::array<Named, 5> others = {
-      {{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"k_cache", &t.k_cache}, {"v_cache", &t.v_cache}}};
-  require_apart({"rotated_q", &t.rotated_q}, others);
-  for (const Named& cache : std::span(others).last(2)) {
-    require_apart(cache, std::span(others).first(3));
-  }
+  const auto inputs = [&](auto check) { check("q", t.q), check("k", t.k), check("v", t.v); };
+  const std::array<Named, 2> caches = {{{"k_cache", &t.k_cache}, {"v_cache", &t.v_cache}}};
+  const std::array<Named, 1> rotated = {{{"rotated_q", &t.rotated_q}}};
+  require_apart(rotated, [&](auto check) {
+    inputs(check);
+    for (const Named& cache : caches) check(cache.name, *cache.tensor);
+  });
+  require_apart(caches, inputs);
 }
 
 void require_apart(const ForwardTensors& t, const AttentionSpec& spec) {
-  require_apart({{"o", &t.o}, {"lse", &t.lse}}, {{"q", &t.q}, {"k", &t.k}, {"v", &t.v}}, spec);
+  const std::array<Named, 2> outputs = {{{"o", &t.o}, {"lse", &t.lse}}};
+  require_apart(outputs, t, spec);
 }
 
 void require_apart(const BackwardTensors& t, const AttentionSpec& spec) {
-  require_apart(
-      {{"dq", &t.dq}, {"dk", &t.dk}, {"dv", &t.dv}, {"dbias", &t.dbias}, {"dsinks", &t.dsinks}},
-      {{"q", &t.q},
-       {"k", &t.k},
-       {"v", &t.v},
-       {"o", &t.o},
-       {"lse", &t.lse},
-       {"d_o", &t.d_o},
-       {"d_lse", &t.d_lse}},
-      spec);
+  std::vector<Named> outputs = {
+      {"dq", &t.dq}, {"dk", &t.dk}, {"dv", &t.dv}, {"dbias", &t.dbias}, {"dsinks", &t.dsinks}};
+  for (const Tensor& gradient : t.dcaptures) outputs.push_back({"dcaptures", &gradient});
+  require_apart(outputs, t, spec);
 }
 
 void require_usable(const char* name, const void* data, std::int64_t bytes, const Problem& p) {
@@ -120,35 +129,13 @@ void require_usable(const char* name, const void* data, std::int64_t bytes, cons
   const Tensor block = Tensor::contiguous(const_cast<void*>(data), DType::uint8, {bytes}, p.device);
   const Place place(block);
   if (place.end == 0) return;
-  const std::array<Named, 24> tensors = {{{"q", &p.q},
-                                          {"k", &p.k},
-                                          {"v", &p.v},
-                                          {"o", &p.o},
-                                          {"lse", &p.lse},
-                                          {"d_o", &p.d_o},
-                                          {"d_lse", &p.d_lse},
-                                          {"dq", &p.dq},
-                                          {"dk", &p.dk},
-                                          {"dv", &p.dv},
-                                          {"dbias", &p.dbias},
-                                          {"dsinks", &p.dsinks},
-                                          {"mask", &p.mask},
-                                          {"bias", &p.bias},
-                                          {"alibi_slopes", &p.alibi_slopes},
-                                          {"sinks", &p.sinks},
-                                          {"key_lengths", &p.key_lengths},
-                                          {"block_table", &p.block_table},
-                                          {"cu_seqlens_q", &p.cu_seqlens_q},
-                                          {"cu_seqlens_k", &p.cu_seqlens_k},
-                                          {"dropout_counter", &p.dropout_counter},
-                                          {"block_list.row_offsets", &p.block_list.row_offsets},
-                                          {"block_list.block_index", &p.block_list.block_index},
-                                          {"block_list.block_full", &p.block_list.block_full}}};
-  for (const Named& other : tensors) {
-    if (!share_memory(block, place, *other.tensor)) continue;
-    throw InvalidArgument(std::string(name) + " shares memory with " + other.name + ": its " +
+  const auto check = [&](const char* other, const Tensor& t) {
+    if (!share_memory(block, place, t)) return;
+    throw InvalidArgument(std::string(name) + " shares memory with " + other + ": its " +
                           std::to_string(bytes) + " bytes need their own memory");
-  }
+  };
+  for_operands(p, check);
+  for_options(p, check);
 }
 
 }  // namespace tilewise

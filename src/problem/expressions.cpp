@@ -20,10 +20,6 @@ using arguments::fail_value;
 using expression::Function;
 using expression::Type;
 
-std::string called(const char* argument, const Captured& capture) {
-  return std::string(argument) + "'s " + capture.name();
-}
-
 /// Integers of a formula have 32 bits. Names an element of host memory that has more, signed or not
 /// (words of bits are not): two of them that differ above would be equal.
 void require_32_bits(const std::string& who, const Tensor& t) {
@@ -52,7 +48,7 @@ void require_32_bits(const std::string& who, const Tensor& t) {
 Function take_function(const Problem& p, const char* name, const Expression& given) {
   for (const Captured& capture : given.captures()) {
     const Tensor& t = capture.tensor();
-    const std::string who = called(name, capture);
+    const std::string who = captured_name(name, capture);
     arguments::require_device(who.c_str(), t, p.device);
     arguments::require_countable(who.c_str(), t);
     if (t.numel() == 0 && p.batch * p.seq_q * p.seq_k > 0) {
@@ -70,7 +66,8 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
     const auto axis = static_cast<std::size_t>(out->axis);
     const Tensor& t = function.captures[static_cast<std::size_t>(out->capture)];
     const std::int64_t size = t.sizes[axis];
-    const std::string who = called(name, given.captures()[static_cast<std::size_t>(out->capture)]);
+    const std::string who =
+        captured_name(name, given.captures()[static_cast<std::size_t>(out->capture)]);
     fail(who.c_str(), t,
          "at b " + std::to_string(out->pair.b) + ", h " + std::to_string(out->pair.h) + ", i " +
              std::to_string(out->pair.i) + ", j " + std::to_string(out->pair.j) +
@@ -187,6 +184,10 @@ void recognize_score(Problem& p) {
 
 }  // namespace
 
+std::string captured_name(const char* argument, const Captured& capture) {
+  return std::string(argument) + "'s " + capture.name();
+}
+
 void take_expressions(Problem& p, const AttentionSpec& spec) {
   if (spec.score_expression.defined()) {
     if (spec.score_mod != nullptr) {
@@ -260,7 +261,7 @@ void require_capture_data(const AttentionSpec& spec) {
     for (const Captured& capture : given.captures()) {
       const Tensor& t = capture.tensor();
       if (t.data == nullptr && t.numel() > 0) {
-        fail(called(name, capture).c_str(), t, "its data pointer is null");
+        fail(captured_name(name, capture).c_str(), t, "its data pointer is null");
       }
     }
   };

@@ -1,9 +1,14 @@
 /// The spec's expressions: lowered, and their captured tensors judged.
 #pragma once
 
+#include <string>
+
 #include "problem/problem.h"
 
 namespace tilewise {
+
+/// "score_expression's slopes".
+std::string captured_name(const char* argument, const Captured& capture);
 
 void take_expressions(Problem& p, const AttentionSpec& spec);
 

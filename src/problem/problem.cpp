@@ -11,6 +11,7 @@
 #include "problem/expressions.h"
 #include "problem/lengths.h"
 #include "problem/listed_blocks.h"
+#include "problem/named_tensors.h"
 
 namespace tilewise {
 namespace {
@@ -230,11 +231,8 @@ Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Te
   return c;
 }
 
-void require_data(std::initializer_list<std::pair<const char*, const Tensor*>> tensors) {
-  for (const auto& [name, t] : tensors) {
-    if (t->defined() && t->data == nullptr && t->numel() > 0)
-      fail(name, *t, "its data pointer is null");
-  }
+void require_data(const char* name, const Tensor& t) {
+  if (t.defined() && t.data == nullptr && t.numel() > 0) fail(name, t, "its data pointer is null");
 }
 
 /// What is read only beside another argument is not ignored without it: CONTRACT 19.
@@ -271,21 +269,6 @@ void take_spec(Problem& p, const AttentionSpec& spec) {
   p.precision = spec.precision;
 }
 
-void require_spec_data(const AttentionSpec& s) {
-  require_data({{"mask", &s.mask},
-                {"bias", &s.bias},
-                {"alibi_slopes", &s.alibi_slopes},
-                {"sinks", &s.sinks},
-                {"dropout_counter", &s.dropout_counter},
-                {"key_lengths", &s.key_lengths},
-                {"cu_seqlens_q", &s.cu_seqlens_q},
-                {"cu_seqlens_k", &s.cu_seqlens_k},
-                {"block_table", &s.block_table},
-                {"block_list.row_offsets", &s.block_list.row_offsets},
-                {"block_list.block_index", &s.block_list.block_index},
-                {"block_list.block_full", &s.block_list.block_full}});
-}
-
 /// True when the blocks that a mask expression leaves can be told here, for the kernels that skip
 /// the others.
 bool can_map(const Problem& p) {
@@ -304,8 +287,8 @@ Problem begin_problem(const Tensors& t, const AttentionSpec& spec, Pass pass, Pu
   if (!t.k.defined()) fail("k", t.k, "required");
   if (!t.v.defined()) fail("v", t.v, "required");
   if (purpose == Purpose::run) {
-    require_data({{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"o", &t.o}, {"lse", &t.lse}});
-    require_spec_data(spec);
+    for_operands(t, require_data);
+    for_options(spec, require_data);
     require_capture_data(spec);
   }
   take_sizes(p, t.q, t.k, t.v, spec);
@@ -330,15 +313,6 @@ Problem make_problem(const ForwardTensors& t, const AttentionSpec& spec, Purpose
 
 Problem make_problem(const BackwardTensors& t, const AttentionSpec& spec, Purpose purpose) {
   if (!t.lse.defined()) fail("lse", t.lse, "backward requires it");
-  if (purpose == Purpose::run) {
-    require_data({{"d_o", &t.d_o},
-                  {"d_lse", &t.d_lse},
-                  {"dq", &t.dq},
-                  {"dk", &t.dk},
-                  {"dv", &t.dv},
-                  {"dbias", &t.dbias},
-                  {"dsinks", &t.dsinks}});
-  }
   Problem p = begin_problem(t, spec, Pass::backward, purpose);
   p.d_o = take_values(p, "d_o", t.d_o, canonical("q", t.q), p.head_dim_v, Access::read);
   if (t.d_lse.defined()) p.d_lse = take_statistics(p, "d_lse", t.d_lse);

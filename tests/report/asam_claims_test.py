@@ -121,8 +121,15 @@ class SeedClaims(unittest.TestCase):
         self.assertIn("under 1.0 GiB the longest are", judged(claims, titles[1]).sentence)
 
     def test_a_cpu_s_flash_kernel_is_another_one(self) -> None:
-        for device, verdict in (("cuda:0", HOLDS), ("cpu", OPEN)):
+        """The CPU of a machine with a GPU too."""
+        gpu = {"gpus": ["NVIDIA H200"]}
+        for device, environment, verdict in (
+            ("cuda:0", gpu, HOLDS),
+            ("cpu", gpu, OPEN),
+            ("cpu", {"cpu": "AMD EPYC"}, OPEN),
+        ):
             results = self.steps(device, "bfloat16", {("flash", "float32", 1024): 1.0}, {}, {})
+            results[0].environment = environment
             for row in results[0].rows:
                 row["implementation"] = "forced-flash"
             self.assertEqual(judged(judge_seed(results), "SDPA changes kernels").verdict, verdict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .data import Measured, Planner, Row, Table, machines, published
+from .data import Measured, Planner, Row, Table, machines, on_gpu, published
 
 HOLDS, PARTLY, FAILS, OPEN = "holds", "partly", "does not hold", "open"
 
@@ -147,8 +147,7 @@ class Grid:
         }
 
     def on_gpu(self) -> bool:
-        found = [row for rows in self.rows.values() for row in rows.values()]
-        return all(str(row.get("device", "cpu")) != "cpu" for row in found)
+        return on_gpu(row for rows in self.rows.values() for row in rows.values())
 
     def values(self) -> list[int]:
         return sorted({at for found in self.rows.values() for at in found})

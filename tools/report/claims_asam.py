@@ -27,6 +27,7 @@ from .claims import (
     short,
     times,
 )
+from .data import on_gpu
 
 # The benchmark behind the seed's tables: batch 2, 4 heads of 64, model dim 256; training batch 4.
 SHAPE = ("--batch", 2, "--heads", 4, "--dim", 64)
@@ -171,8 +172,9 @@ def forced_flash(e: Evidence) -> Claim:
     """Rows of PyTorch's flash kernel of GPUs in float32: a status, or a time."""
     rows = [
         row
-        for machine in dict.fromkeys(r.machine for r in e.measured.results if r.on_gpu)
+        for machine in e.measured.machines
         for row in e.measured.rows(machine, implementation="forced-flash", dtype="float32")
+        if on_gpu([row])
     ]
     done = [row for row in rows if row["status"] == "ok"]
     verdict, sentence = OPEN, "PyTorch's flash kernel was not forced in float32 in these files."

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def driver_version(text: str) -> str:
     return found.group() if found else text
 
 
+def on_gpu(rows: Iterable[Row]) -> bool:
+    """Whether all were measured on a GPU: a machine with one can measure its CPU too."""
+    return all(str(row.get("device", "cpu")) != "cpu" for row in rows)
+
+
 @dataclass
 class Result:
     """One result file: its name, the machine that it was measured on, its rows."""
@@ -47,7 +53,7 @@ class Result:
 
     @property
     def on_gpu(self) -> bool:
-        return bool(self.environment.get("gpus"))
+        return on_gpu(self.rows)
 
     def facts(self) -> list[tuple[str, str]]:
         """Where the numbers come from, for a reader."""

@@ -147,6 +147,7 @@ Hardware describe_cpu() {
   machine.bandwidth_gbps = kBandwidthGbpsPerThread * machine.threads;
   machine.launch_us = kParallelRegionUs;
   machine.l2_bytes = last_level_cache_bytes();
+  machine.at_hand = true;
   return machine;
 }
 

@@ -50,6 +50,7 @@ Hardware read_hardware(const Driver& d, int index, CUdevice device) {
                          (attribute(d, DeviceAttribute::memory_bus_bits, device) / 8.0);
   Hardware hw = sustained(facts);
   hw.device = {DeviceType::cuda, index};
+  hw.at_hand = true;
   return hw;
 }
 

@@ -16,8 +16,10 @@ tile::Pages pages(const Problem& problem);
 tile::Sequences sequences(const Tensor& offsets, std::int64_t count, std::int64_t rows);
 tile::Pages pages(const Tensor& block_table, std::int64_t page_size);
 
-/// Blocks of `rows` rows of a head's queries, or keys: those of packed sequences are counted by
-/// their totals, the rows behind the last sequence as one more (tile/sequences.cuh).
+/// Blocks of `rows` rows of a head's queries, or keys. Packed sequences are counted by their
+/// totals: sequence b, which begins at row r, has the blocks from r / rows + b on, as many as it
+/// needs and at most one more. The rows behind the last sequence count as a sequence. No length has
+/// to be known for that.
 std::int64_t query_blocks(const Problem& problem, std::int64_t rows);
 std::int64_t key_blocks(const Problem& problem, std::int64_t rows);
 /// How many of them are none on average.

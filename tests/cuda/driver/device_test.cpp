@@ -44,6 +44,7 @@ std::vector<unsigned char> bytes_of(const Tensor& t) {
 TEST_F(OnDevice, HardwareIsPlausible) {
   const Hardware& hw = hardware(0);
   EXPECT_FALSE(hw.name.empty());
+  EXPECT_TRUE(hw.at_hand);  // else a plan for it does without `tilewise tune`'s results
   EXPECT_GE(hw.arch, 70);
   EXPECT_GT(hw.multiprocessors, 0);
   EXPECT_GT(hw.bandwidth_gbps, 100.0);

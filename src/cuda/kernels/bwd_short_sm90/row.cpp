@@ -12,6 +12,7 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/fill.h"
 #include "cuda/host/options.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/host/wgmma_text.h"
@@ -20,7 +21,6 @@
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
-#include "cuda/kernels/fwd_sm90/tiles.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 

@@ -7,11 +7,11 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/options.h"
-#include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
@@ -202,12 +202,10 @@ std::string bwd_sm90_passing_refusal(const Problem& p) {
 }
 
 std::int64_t bwd_sm90_chunks(const Problem& p, const Config& config) {
-  return p.packed ? packed_blocks(p.total_q, p.batch, config.shape.chunk_rows)
-                  : ceil_div(p.seq_q, config.shape.chunk_rows);
+  return host::query_blocks(p, config.shape.chunk_rows);
 }
 std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
-  return p.packed ? packed_blocks(p.total_k, p.batch, config.shape.block_n)
-                  : ceil_div(p.seq_k, config.shape.block_n);
+  return host::key_blocks(p, config.shape.block_n);
 }
 
 std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {

@@ -5,6 +5,7 @@
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/mask_args.h"
 #include "cuda/tile/options_args.h"
 #include "cuda/tile/order_args.h"
 #include "cuda/tile/sequences_args.h"
@@ -12,12 +13,10 @@
 
 namespace tilewise::fwd_sm90 {
 
+using tile::Lengths;
 using tile::Lists;
+using tile::Mask;
 using tile::TileCounter;
-
-/// Which keys position hides: none (only those past the end), those right of a diagonal, or those
-/// on either side of a band.
-enum class Mask : int { none, right, both };
 
 /// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
 /// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
@@ -29,10 +28,6 @@ enum class Modification : int { none, softcap, alibi, general };
 enum class PageCopies : int { none, boxes, rows };
 /// Warps that copy them.
 inline constexpr int kProducerWarps = 4;
-
-/// Whose lengths the device must look up: nobody's, each batch entry's keys, those of packed
-/// sequences.
-enum class Lengths : int { dense, keys, packed };
 
 /// What shared memory and registers hold: literals of the tile.
 struct Shape {

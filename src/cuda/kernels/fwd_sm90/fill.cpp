@@ -4,6 +4,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 

@@ -69,7 +69,7 @@ struct Producer {
   }
 
   /// From a row block of the packed tensor to a sequence and its row block, which may be none of
-  /// the sequence's: see packed_blocks().
+  /// the sequence's: see query_blocks() of host/sequences.h.
   __forceinline__ void find_sequence(Tile& at) const {
     const int rows = kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
     at.batch = last_not_after(args.cu_q, args.sequences, at.block, rows);

@@ -70,9 +70,9 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
   }
   if (splits > 1) {
     items.push_back(memory_part("partial O", Role::workspace, DType::float32,
-                                {splits, sm90_query_rows(p), config.head_dim_v}));
-    items.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
-                                {2, splits, sm90_query_rows(p)}));
+                                {splits, p.query_rows(), config.head_dim_v}));
+    items.push_back(
+        memory_part("partial m, l", Role::workspace, DType::float32, {2, splits, p.query_rows()}));
   }
   TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
@@ -150,7 +150,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.tiles = args.order.blocks * args.order.heads;
   if (config.schedule.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
-    const std::int64_t rows = sm90_query_rows(p);
+    const std::int64_t rows = p.query_rows();
     args.splits = splits;
     args.part_rows = rows;
     args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);

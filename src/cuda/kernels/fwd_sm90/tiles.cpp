@@ -8,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
 #include "cuda/kernels/rows/score_strip.h"
@@ -88,8 +89,7 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   const int shift = sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed && !lists_tiles(p, tile))
-    return {queries, packed_blocks(p.total_q, p.batch, queries), heads};
+  if (p.packed && !lists_tiles(p, tile)) return {queries, host::query_blocks(p, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
@@ -98,7 +98,7 @@ struct TileBlocks {
   double average, longest;
 };
 TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
-  const auto rows = static_cast<double>(sm90_query_rows(p));
+  const auto rows = static_cast<double>(p.query_rows());
   const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut =
       p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
@@ -172,7 +172,7 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   double ms = host::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
     const double partial =
-        static_cast<double>(sm90_query_rows(p)) * splits * host::padded(p.head_dim_v) * 4.0;
+        static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
     ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms * options_factor(p, tile);
@@ -253,40 +253,6 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
   };
   const double packed = filled(group, tile.block_m() >> shift);
   return filled(1, tile.block_m()) < kPackGain * packed ? shift : 0;
-}
-
-Lengths sm90_lengths(const Problem& p) {
-  return p.packed ? Lengths::packed : p.key_lengths.defined() ? Lengths::keys : Lengths::dense;
-}
-
-std::int64_t sm90_query_rows(const Problem& p) {
-  return p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
-}
-
-std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block) {
-  return rows / block + sequences + 1;
-}
-
-Sm90Mask sm90_mask(const Problem& p) {
-  constexpr std::int64_t kFar = tile::Positions::kFar;
-  const bool dense = sm90_lengths(p) == Lengths::dense;
-  const bool top_left = p.causal == Causal::top_left;
-  const std::int64_t shift = dense ? p.seq_k - p.seq_q : 0;
-  std::int64_t high = shift + p.right + 1;
-  if (dense && top_left) high = std::min<std::int64_t>(high, 1);
-  const std::int64_t low = shift - p.left;
-  Sm90Mask mask;
-  mask.high = static_cast<int>(std::clamp(high, -kFar, kFar));
-  mask.low = static_cast<int>(std::clamp(low, -kFar, kFar));
-  mask.top = top_left ? 1 : static_cast<int>(kFar);
-  // The first row has the nearest right edge, the last row the nearest left one. With lengths from
-  // the device: in the longest sequence.
-  if (p.left < p.seq_k - 1) {
-    mask.mask = Mask::both;
-  } else if (dense ? high < p.seq_k : top_left || p.right + 1 < p.seq_q) {
-    mask.mask = Mask::right;
-  }
-  return mask;
 }
 
 namespace {
@@ -394,7 +360,7 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   OrderProblem order;
   // Lists have rows of each sequence, as many as the longest has.
   const bool ragged = p.packed && config.lists == tile::Lists::none;
-  order.blocks = ragged ? packed_blocks(p.total_q, p.batch, queries) : ceil_div(p.seq_q, queries);
+  order.blocks = ragged ? host::query_blocks(p, queries) : ceil_div(p.seq_q, queries);
   order.heads = (ragged ? 1 : p.batch) * heads * splits;
   order.heads_per_kv = heads / p.heads_k * splits;
   // Only the part of a window that the tiles at work see has to stay in the cache.

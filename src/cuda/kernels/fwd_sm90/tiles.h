@@ -44,24 +44,6 @@ std::span<const Sm90Tile> sm90_trial_tiles(const Problem& problem);
 /// Heads are packed where their few queries would leave most of a tile empty.
 int sm90_pack_shift(const Problem& problem, const Sm90Tile& tile);
 
-/// Diagonals of the problem as the kernel takes them, and which of them hide anything.
-struct Sm90Mask {
-  int low = 0, high = 0, top = 0;
-  fwd_sm90::Mask mask = fwd_sm90::Mask::none;
-};
-Sm90Mask sm90_mask(const Problem& problem);
-
-/// Whose lengths the device must look up.
-fwd_sm90::Lengths sm90_lengths(const Problem& problem);
-
-/// Rows of queries in all heads.
-std::int64_t sm90_query_rows(const Problem& problem);
-
-/// Blocks of `block` rows of `sequences` packed sequences of `rows` rows, the rows behind the last
-/// sequence counting as one more. Sequence b, which begins at row r, has those from r / block + b
-/// on: as many as it needs, and at most one more. No order of lengths has to be known for that.
-std::int64_t packed_blocks(std::int64_t rows, std::int64_t sequences, std::int64_t block);
-
 /// Rows of a page that come together to a block of `block_n` keys.
 int sm90_box_rows(const Problem& problem, int block_n);
 

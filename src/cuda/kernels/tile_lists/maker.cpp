@@ -10,8 +10,8 @@
 #include "cuda/host/expressions.h"
 #include "cuda/host/fill.h"
 #include "cuda/host/sequences.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/fwd_sm90/tiles.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {

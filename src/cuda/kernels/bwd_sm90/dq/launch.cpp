@@ -10,8 +10,6 @@
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
-#include "cuda/kernels/fwd_sm90/tiles.h"
-#include "problem/blocks.h"
 
 namespace tilewise::cuda {
 
@@ -19,8 +17,7 @@ using bwd_dq_sm90::Config;
 
 bwd_sm90::SectionOrder bwd_dq_sm90_order(const Problem& p) {
   OrderProblem order;
-  order.blocks = p.packed ? packed_blocks(p.total_q, p.batch, bwd_dq_sm90::kBlockM)
-                          : ceil_div(p.seq_q, bwd_dq_sm90::kBlockM);
+  order.blocks = host::query_blocks(p, bwd_dq_sm90::kBlockM);
   order.heads = p.stored_batch() * p.heads_q;
   order.heads_per_kv = p.group();
   order.kv_bytes = std::max<std::int64_t>(p.seq_k, 1) * (p.head_dim + p.head_dim_v) * 2;
