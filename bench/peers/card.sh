@@ -7,7 +7,7 @@
 # with minutes on a card: grid (2), leaderboard (1), assignment (3.5), flex (1.5), fp16 (0.5), seeds
 # (1.5), seed-protocol (2), asam (0.3), paths (0.5), options, scaling; all of these by default. Besides,
 # training, packed, vision, small, cross, serving, drawn (shapes of tools/cases/drawn_shapes.py with the
-# seed DRAWN): the plan's own choice beside every row and the peers; lists (2, with
+# seed DRAWN), served (the same of a server): the plan's own choice beside every row and the peers; lists (2, with
 # FlexAttention's compilation 5): bench/lists.py; shared (0.5): bench/shared.py; expressions (1.5): functions beside flex_attention. What is
 # finished stays when a run is interrupted; with TOTAL_S in the environment each part stops after
 # that many seconds.
@@ -71,6 +71,12 @@ for part in "$@"; do
       python3 "$here/tools/cases/drawn_shapes.py" "${DRAWN:-$(date +%Y%m%d)}" > "$out/cases/presets/drawn.txt"
       add drawn --cases "$out/cases" --preset drawn --peers cudnn,fa2,fa3 --kernel plan \
         --rounds "${ROUNDS:-2}" --compile-jobs 14
+      ;;
+    served)
+      mkdir -p "$out/cases/presets"
+      python3 "$here/tools/cases/drawn_shapes.py" "${DRAWN:-$(date +%Y%m%d)}" --serving > "$out/cases/presets/served.txt"
+      add served --cases "$out/cases" --preset served --peers cudnn,fa3 --kernel plan \
+        --kernel flash_decode_sm90+ --kernel flash_fwd_sm90+ --rounds "${ROUNDS:-2}" --compile-jobs 14
       ;;
     training | packed | vision | small | cross)
       add "$part" --preset "$part" --peers cudnn,fa2,fa3 --kernel plan --kernel $sm90 --kernel $sm80 \

@@ -76,12 +76,14 @@ bool is_taken(const Case& problem, const std::vector<const KernelRow*>& rows, De
   });
 }
 
-/// --random: problems that the rows take. After kMostDraws for each without so many, what there is.
+/// --random: problems that the rows take. After kMostDraws for each without so many, what there is;
+/// kLeastKinds are eight times as many as follow each other with few types and head dims.
 std::vector<Case> random_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
                                Device device) {
-  constexpr std::int64_t kMostDraws = 50;
+  constexpr std::int64_t kMostDraws = 50, kLeastKinds = 4096;
+  const std::int64_t kinds = std::max(kMostDraws * flags.random, kLeastKinds);
   std::vector<Case> cases;
-  for (std::int64_t n = 0; n < kMostDraws * flags.random; ++n) {
+  for (std::int64_t n = 0; n / flags.variants < kinds; ++n) {
     if (std::ssize(cases) == flags.random) break;
     Case c = flags.lists ? random_list_case(flags.seed, n, flags.variants)
                          : random_case(flags.seed, n, flags.variants);

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 from cli_testing import BAD_INPUT, CHECK_FAILED, NO_DEVICE, UNSUPPORTED, CliTest, main, run
 
@@ -49,6 +50,16 @@ class Check(CliTest):
         self.fails(BAD_INPUT, "check", "--random", "-1")
         self.fails(BAD_INPUT, "check", "--formulas", "-1")
         self.assertIn("need a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
+
+    def test_random_problems_of_a_seed_that_begins_with_other_types(self) -> None:
+        """Seed 304 begins with 512 problems that this kernel refuses."""
+        kernel = "flash_fwd_avx512bf16"
+        if "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            self.skipTest(f"this CPU has no {kernel}")
+        for variants in ("1", "8"):
+            args = ["check", "--random", "4", "--variants", variants, "--seed", "304"]
+            (row,) = json.loads(self.ok(*args, "--kernel", kernel, "--format", "json"))["rows"]
+            self.assertEqual(row["passed"], 4)
 
     def test_a_line_that_no_call_takes_is_bad_input(self) -> None:
         """It is told once, with the line, and no kernel fails by it."""

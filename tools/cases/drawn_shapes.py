@@ -1,11 +1,12 @@
 """A preset of shapes that nobody tuned: drawn from what people run.
 
-    python3 tools/cases/drawn_shapes.py SEED [COUNT]    prints COUNT lines [12]
+    python3 tools/cases/drawn_shapes.py SEED [COUNT] [--serving]    prints COUNT lines [12]
 
 Heads are those of models that people train. Lengths are any number. The batch is what a few tens
 of thousands of rows leave. Kinds take turns: training (causal), vision (full), packed documents,
-cross. `bench/peers/card.sh drawn` measures them beside the peers; a new SEED draws shapes that no
-kernel of ours has seen.
+cross. With --serving: decoding side by side, over pages of ragged lengths, a few queries of each,
+chunks of prompts over pages. `bench/peers/card.sh drawn served` measures them beside the peers; a
+new SEED draws shapes that no kernel of ours has seen.
 """
 
 import argparse
@@ -20,6 +21,13 @@ TRAINED: tuple[tuple[int, int], ...] = (
     *((32, 32), (40, 8), (40, 10), (48, 8), (64, 8), (14, 2), (71, 1)),
 )
 TRAINED_DIMS = (64, 64, 80, 96, 128, 128, 128, 128, 160, 192, 256)
+# Llama, Qwen, Gemma, Mistral, gpt-oss, whole or a part of the heads on each of two or four devices.
+SERVED: tuple[tuple[int, int], ...] = (
+    *((32, 8), (16, 4), (64, 8), (16, 2), (28, 4), (40, 8), (16, 8)),
+    *((8, 4), (32, 4), (48, 8)),
+)
+SERVED_DIMS = (64, 128, 128, 128, 128, 256)
+PAGES = (16, 16, 32, 64, 128)
 VISION_HEADS = (6, 8, 12, 16, 20)
 VISION_DIMS = (64, 64, 72, 80, 96)
 ROWS = 32768  # of all batch entries, about; fewer of more than 32 heads
@@ -77,9 +85,58 @@ def packed(draw: random.Random) -> str:
 KINDS: tuple[Callable[[random.Random], str], ...] = (training, vision, packed, training, cross)
 
 
-def lines(seed: int, count: int) -> list[str]:
+def cache(draw: random.Random) -> tuple[str, int]:
+    """Heads and head dim of a served model, and the keys that a cache of 0.5 to 2 GiB holds."""
+    heads, kv_heads = draw.choice(SERVED)
+    dim = draw.choice(SERVED_DIMS)
+    keys = round(draw.uniform(0.25, 1.0) * 2**31 / (4 * kv_heads * dim))
+    return f"--heads {heads} --kv-heads {kv_heads} --dim {dim} --layout bshd", keys
+
+
+def decoding(draw: random.Random) -> str:
+    sizes, keys = cache(draw)
+    seq = min(keys, log_uniform(draw, 700, 200000))
+    return f"--batch {min(128, keys // seq)} {sizes} --seq-q 1 --seq-k {seq}"
+
+
+def few_queries(draw: random.Random) -> str:
+    sizes, keys = cache(draw)
+    seq = min(keys, log_uniform(draw, 700, 50000))
+    lengths = f"--seq-q {draw.randint(2, 8)} --seq-k {seq}"
+    return f"--batch {min(64, keys // seq)} {sizes} {lengths} --causal"
+
+
+def ragged_pages(draw: random.Random) -> str:
+    sizes, keys = cache(draw)
+    typical = log_uniform(draw, 500, 20000)
+    lengths: list[int] = []
+    while sum(lengths) < keys and len(lengths) < 128:
+        lengths.append(max(1, min(100000, round(typical * math.exp(draw.gauss(0.0, 0.8))))))
+    rows = ",".join(str(length) for length in lengths)
+    return f"--lengths {rows} {sizes} --seq-q 1 --paged {draw.choice(PAGES)}"
+
+
+def chunk(draw: random.Random) -> str:
+    sizes, _ = cache(draw)
+    queries, prefix = log_uniform(draw, 16, 2048), log_uniform(draw, 1000, 60000)
+    lengths = f"--seq-q {queries} --seq-k {queries + prefix}"
+    return f"--batch 1 {sizes} {lengths} --paged {draw.choice(PAGES)} --causal"
+
+
+SERVING: tuple[Callable[[random.Random], str], ...] = (
+    decoding,
+    ragged_pages,
+    few_queries,
+    chunk,
+    decoding,
+)
+
+
+def lines(seed: int, count: int, *, serving: bool = False) -> list[str]:
     draw = random.Random(seed)
-    return [f"{KINDS[n % len(KINDS)](draw)} {END.format(dtype=dtype(draw))}" for n in range(count)]
+    kinds = SERVING if serving else KINDS
+    end = f"{END} --pass fwd" if serving else END
+    return [f"{kinds[n % len(kinds)](draw)} {end.format(dtype=dtype(draw))}" for n in range(count)]
 
 
 def main() -> int:
@@ -88,11 +145,11 @@ def main() -> int:
     )
     parser.add_argument("seed", type=int)
     parser.add_argument("count", type=int, nargs="?", default=12)
+    parser.add_argument("--serving", action="store_true", help="shapes of a server")
     args = parser.parse_args()
-    print(
-        f"# Drawn by tools/cases/drawn_shapes.py {args.seed} {args.count}: nobody tuned for these."
-    )
-    print("\n".join(lines(args.seed, args.count)))
+    words = f"{args.seed} {args.count}{' --serving' if args.serving else ''}"
+    print(f"# Drawn by tools/cases/drawn_shapes.py {words}: nobody tuned for these.")
+    print("\n".join(lines(args.seed, args.count, serving=args.serving)))
     return 0
 
 
