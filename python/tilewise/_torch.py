@@ -453,6 +453,9 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
     return _native.plan((q, k, v, o, lse, o, None), gradients, spec)
 
 
+must_repeat = torch.are_deterministic_algorithms_enabled
+
+
 def on_host(q: Tensor) -> bool:
     """Whether the host may read values of the call's small tensors."""
     return q.device.type == "cpu" and not is_compiling()
