@@ -78,10 +78,13 @@ def test_meta_tensors_run_nothing() -> None:
     assert q.grad is not None and q.grad.is_meta
 
 
-def test_sparse_tensors_are_refused() -> None:
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("layout", ["sparse", "mkldnn"])
+def test_other_layouts_are_refused(layout: str, name: str) -> None:
     q = torch.randn(1, 4, 2, 8)
-    with pytest.raises(ValueError, match="^k cannot be read: [^\n]*$"):
-        tilewise.attention(q, q.to_sparse(), q)
+    given = {"q": q, "k": q, "v": q, name: q.to_sparse() if layout == "sparse" else q.to_mkldnn()}
+    with pytest.raises(ValueError, match=f"^{name} cannot be read: [^\n]*$"):
+        tilewise.attention(**given)
 
 
 def some_array(name: str) -> np.ndarray[Any, Any]:
@@ -144,6 +147,11 @@ def test_scalars_and_nested_tensors_are_refused_by_name() -> None:
             tilewise.attention(*given)
         with pytest.raises(ValueError, match=f"^{name}.* has 0 axes"):
             tilewise.attention(*(t.numpy() for t in given))
-    nested = torch.nested.nested_tensor([torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)])
-    with pytest.raises(NotImplementedError, match="nested tensor: .*cu_seqlens_q"):
-        tilewise.attention(nested, nested, nested)
+    parts = [torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        with pytest.raises(NotImplementedError, match="^q is a nested tensor: .*cu_seqlens_q"):
+            tilewise.attention(nested, nested, nested)
+    for name in ("k", "mask"):
+        with pytest.raises(NotImplementedError, match=f"^{name} is a nested tensor"):
+            tilewise.attention(**({"q": x, "k": x, "v": x} | {name: nested}))

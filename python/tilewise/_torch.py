@@ -359,10 +359,15 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def _check_kinds(spec: Spec, **arrays: Any) -> None:
-    """Names the argument that is no tensor beside a q that is one."""
+    """Names the argument that is no tensor beside a q that is one, or whose sizes are nested."""
     for name, value in named_arrays(spec, arrays):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
+        if value.is_nested:
+            raise NotImplementedError(
+                f"{name} is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q "
+                "and cu_seqlens_k its offsets()"
+            )
     check_mask_type("mask", spec[MASK])
     check_mask_type("bias", spec[BIAS])
 
@@ -396,7 +401,7 @@ def attention(
         None if is_dynamo_compiling() or sizes else _native.plain_forward(q, k, v, spec, return_lse)
     )
     if made is None:
-        _check_kinds(spec, k=k, v=v)
+        _check_kinds(spec, q=q, k=k, v=v)
         return _watched(q, k, v, spec, sizes)
     if made is False and not return_lse:
         return _record_plain(q, k, v, spec), None
