@@ -119,6 +119,16 @@ def check_without_gradient(function: str, **arguments: Any) -> None:
                 raise NotImplementedError(f"{function} has no forward-mode derivative of {name}")
 
 
+def check_no_derivative(name: str, number: Tensor) -> None:
+    """Refuses a derivative of an option that is a number: it would be zero without a word."""
+    tracked = number.requires_grad and torch.is_grad_enabled()
+    if tracked or (in_forward_mode() and forward_ad.unpack_dual(number).tangent is not None):
+        raise NotImplementedError(
+            f"tilewise.attention: {name} is a tensor with a derivative, which is not supported: "
+            "detach it; for a learned scale, multiply q by it"
+        )
+
+
 def refuse_tangents(arguments: Sequence[Any]) -> None:
     """Refuses forward-mode AD: torch drops the tangents of an operator registered in Python."""
     if not in_forward_mode():
