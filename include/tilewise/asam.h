@@ -92,7 +92,7 @@ struct Config {
   bool graph = false;
   bool recompute = false;        ///< recompute each layer's forward in backward, to save memory
   DType dtype = DType::float32;  ///< float64 is the reference for tests, on the CPU
-  Device device;
+  Device device = {};
   std::uint64_t seed = 0;  ///< seed of the initial weights and of dropout
 };
 
@@ -101,27 +101,28 @@ struct Visible {
   /// int32 (B): tokens of each sequence; the others follow them and are padding. Nobody attends to
   /// padding. The working gate, its patterns and the read-out leave it out; the published gate
   /// pools it, as published. From 0 to n. Not given: all tokens.
-  Tensor lengths;
+  Tensor lengths = {};
   /// bool, broadcasts to (B, heads, n, n): true = the pair may attend. Rows of false only attend to
   /// nothing, and their attention is 0.
-  Tensor mask;
+  Tensor mask = {};
 };
 
 /// A weight and its gradient: views of the model's memory, on its device.
 struct Parameter {
-  std::string name;  ///< "layers.0.to_qkv.weight"
-  Tensor value, gradient;
+  std::string name = {};  ///< "layers.0.to_qkv.weight"
+  Tensor value = {}, gradient = {};
 };
 
 /// Gate and pattern of one layer in the last forward.
 struct LayerInfo {
-  std::vector<float> gate;        ///< (B, heads): weight of the sparse attention
-  std::vector<float> confidence;  ///< (B, heads)
-  std::vector<float> logits;      ///< logits of the patterns: (B, 4), adaptive (B, heads, 5)
-  std::vector<Pattern> pattern;   ///< adaptive: (B, heads)
-  std::vector<float> density;     ///< adaptive: (B, heads), fraction of the block pairs in the list
-  double sparse_ratio = 0.0;      ///< fraction of the gates above 0.5
-  double density_run = 1.0;       ///< adaptive: fraction of the pairs that ran, with dense lists
+  std::vector<float> gate = {};        ///< (B, heads): weight of the sparse attention
+  std::vector<float> confidence = {};  ///< (B, heads)
+  std::vector<float> logits = {};      ///< logits of the patterns: (B, 4), adaptive (B, heads, 5)
+  std::vector<Pattern> pattern = {};   ///< adaptive: (B, heads)
+  /// adaptive: (B, heads), fraction of the block pairs in the list
+  std::vector<float> density = {};
+  double sparse_ratio = 0.0;  ///< fraction of the gates above 0.5
+  double density_run = 1.0;   ///< adaptive: fraction of the pairs that ran, with dense lists
 };
 
 class TILEWISE_API Model {

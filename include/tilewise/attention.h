@@ -34,20 +34,20 @@ struct SavedState {
 };
 
 struct ForwardTensors {
-  Tensor q, k, v;
-  Tensor o;    ///< output, every row; fully masked rows are 0
-  Tensor lse;  ///< optional output: natural log, every row; fully masked rows are -inf
+  Tensor q = {}, k = {}, v = {};
+  Tensor o = {};    ///< output, every row; fully masked rows are 0
+  Tensor lse = {};  ///< optional output: natural log, every row; fully masked rows are -inf
   SavedState saved = {};
 };
 
 struct BackwardTensors {
-  Tensor q, k, v;
-  Tensor o, lse;      ///< from forward with the same spec
-  Tensor d_o;         ///< gradient of O; any strides, including 0
-  Tensor d_lse;       ///< optional gradient of LSE: float32, shape of lse
-  Tensor dq, dk, dv;  ///< outputs with the shapes and type of q, k, v
-  Tensor dbias;       ///< optional output: shape and type of spec.bias, summed in float32
-  Tensor dsinks;      ///< optional output: float32 (Hq)
+  Tensor q = {}, k = {}, v = {};
+  Tensor o = {}, lse = {};           ///< from forward with the same spec
+  Tensor d_o = {};                   ///< gradient of O; any strides, including 0
+  Tensor d_lse = {};                 ///< optional gradient of LSE: float32, shape of lse
+  Tensor dq = {}, dk = {}, dv = {};  ///< outputs with the shapes and type of q, k, v
+  Tensor dbias = {};   ///< optional output: shape and type of spec.bias, summed in float32
+  Tensor dsinks = {};  ///< optional output: float32 (Hq)
   SavedState saved = {};
   /// Optional outputs: one tensor per entry of spec.score_expression.captures(), with its shape and
   /// type, summed in float32. An empty vector requests no gradients of captured tensors.

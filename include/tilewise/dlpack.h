@@ -37,9 +37,9 @@ struct DataType {
 
 struct View {
   void* data = nullptr;
-  DeviceId device;
+  DeviceId device = {};
   std::int32_t rank = 0;
-  DataType dtype;
+  DataType dtype = {};
   std::int64_t* sizes = nullptr;
   std::int64_t* strides = nullptr;  ///< in elements; null = row-major
   std::uint64_t byte_offset = 0;
@@ -47,7 +47,7 @@ struct View {
 
 /// DLPack before version 1: without flags and version.
 struct ManagedView {
-  View view;
+  View view = {};
   void* context = nullptr;
   void (*deleter)(ManagedView* self) = nullptr;
 };
@@ -56,11 +56,11 @@ inline constexpr std::uint64_t kReadOnly = 1;
 inline constexpr std::uint64_t kIsCopied = 2;
 
 struct ManagedViewVersioned {
-  Version version;
+  Version version = {};
   void* context = nullptr;
   void (*deleter)(ManagedViewVersioned* self) = nullptr;
   std::uint64_t flags = 0;
-  View view;
+  View view = {};
 };
 
 /// A Tensor over the same memory. It owns nothing, so the view must outlive it. Throws

@@ -22,35 +22,35 @@ namespace tilewise {
 /// position n is rotated by the angle with cosine cos(n, p) and sine sin(n, p). The rotation is
 /// computed in float32 and rounded once.
 struct Rotary {
-  Tensor cos, sin;           ///< (positions, R / 2), float32 or k's type; R <= D
-  bool interleaved = false;  ///< true: pairs (2p, 2p + 1); false: (p, p + R / 2), as in GPT-NeoX
-  Tensor positions;  ///< int32 (B): position of an entry's first new row; default: its length
+  Tensor cos = {}, sin = {};  ///< (positions, R / 2), float32 or k's type; R <= D
+  bool interleaved = false;   ///< true: pairs (2p, 2p + 1); false: (p, p + R / 2), as in GPT-NeoX
+  Tensor positions = {};  ///< int32 (B): position of an entry's first new row; default: its length
   /// All queries of an entry have its first position, as in flash_attn without a mask.
   bool one_query_position = false;
 };
 
 struct AppendTensors {
-  Tensor k, v;  ///< new rows (B, Hk, S, D) and (B, Hk, S, Dv); packed: (1, Hk, total, D)
+  Tensor k = {}, v = {};  ///< new rows (B, Hk, S, D) and (B, Hk, S, Dv); packed: (1, Hk, total, D)
   /// Outputs: (entries, Hk, capacity, D) and (.., Dv), or with a block table pools (pages, Hk,
   /// page_size, D).
-  Tensor k_cache, v_cache;
-  Tensor lengths;      ///< int32 (B): number of keys of each entry before the call
-  Tensor new_lengths;  ///< optional output: int32 (B); must not share memory with lengths
-  Tensor skipped;      ///< optional output: bool or uint8 (B); 1 = the entry was skipped
+  Tensor k_cache = {}, v_cache = {};
+  Tensor lengths = {};      ///< int32 (B): number of keys of each entry before the call
+  Tensor new_lengths = {};  ///< optional output: int32 (B); must not share memory with lengths
+  Tensor skipped = {};      ///< optional output: bool or uint8 (B); 1 = the entry was skipped
   /// Optional, both or neither: (B, Hq, Sq, D), or packed like k. rotated_q is an output and must
   /// not share memory with q.
-  Tensor q, rotated_q;
+  Tensor q = {}, rotated_q = {};
 };
 
 struct AppendSpec {
   /// int32 (B, max_pages). In a contiguous cache each entry is one page, and a table (B, 1) selects
   /// the entry. Without a table, entry b uses cache entry b.
-  Tensor block_table;
+  Tensor block_table = {};
   /// Packed new rows and queries: int32 or int64 (B + 1). max_seqlen is an upper bound of their
   /// lengths; 0 = read from host offsets, kNoRows = all are empty.
-  Tensor cu_seqlens;
+  Tensor cu_seqlens = {};
   std::int64_t max_seqlen = 0;
-  Rotary rotary;
+  Rotary rotary = {};
 };
 
 /// Writes row i of entry b's new keys and values as key lengths[b] + i of the cache. Rotates keys
@@ -69,15 +69,16 @@ TILEWISE_API void append(const AppendTensors& tensors, const AppendSpec& spec = 
 
 /// Sequences that start with the same keys, for example a system prompt.
 struct PrefixTensors {
-  Tensor q;                   ///< as for forward(), packed or not
-  Tensor k_prefix, v_prefix;  ///< (1, Hk, P, D), (1, Hk, P, Dv): the shared keys and values
-  Tensor k, v;    ///< each sequence's own keys, as for forward(): a batch, packed or paged
-  Tensor o, lse;  ///< as forward()'s
+  Tensor q = {};  ///< as for forward(), packed or not
+  /// (1, Hk, P, D), (1, Hk, P, Dv): the shared keys and values
+  Tensor k_prefix = {}, v_prefix = {};
+  Tensor k = {}, v = {};  ///< each sequence's own keys, as for forward(): a batch, packed or paged
+  Tensor o = {}, lse = {};  ///< as forward()'s
 };
 
 /// The plans of forward_prefix(). `own` is for the attention over each sequence's own keys.
 struct PrefixPlan {
-  Plan prefix, own;
+  Plan prefix = {}, own = {};
   std::int64_t workspace_bytes = 0;
 };
 

@@ -21,8 +21,8 @@ TILEWISE_API std::string_view pass_name(Pass pass);
 
 /// The machine of a plan, as plain numbers: this machine, or one described by its figures.
 struct Hardware {
-  Device device;
-  std::string name;               ///< "AMD EPYC 9654", "NVIDIA H100 80GB HBM3", ...
+  Device device = {};
+  std::string name = {};          ///< "AMD EPYC 9654", "NVIDIA H100 80GB HBM3", ...
   std::int64_t memory_bytes = 0;  ///< of the device
   double matrix_tflops = 0.0;     ///< sustained rate of the units for bf16 and fp16, TFLOP/s
   double float32_tflops = 0.0;    ///< sustained rate of float32 multiply-add, TFLOP/s
@@ -32,7 +32,7 @@ struct Hardware {
 
   // CPU
   int threads = 1;
-  std::string isa;  ///< best usable instruction set: "scalar", "avx2", "avx512", "amx"
+  std::string isa = {};  ///< best usable instruction set: "scalar", "avx2", "avx512", "amx"
 
   // CUDA
   int arch = 0;             ///< 80, 86, 89, 90, 100, 120
@@ -54,17 +54,17 @@ struct MemoryItem {
     gradient,   ///< dO, dQ, dK, dV, dbias, dsinks
     workspace,  ///< freed after the pass
   };
-  std::string name;
+  std::string name = {};
   Role role = Role::input;
-  std::string shape;  ///< "(8, 1, 16384, 16384)"
+  std::string shape = {};  ///< "(8, 1, 16384, 16384)"
   DType dtype = DType::float32;
   std::int64_t bytes = 0;
 };
 
 /// The reason why a kernel was not chosen.
 struct Refusal {
-  std::string kernel;
-  std::string reason;
+  std::string kernel = {};
+  std::string reason = {};
 };
 
 /// Restricts the choice of a kernel. If both fields are empty, the planner considers the `flash`
@@ -72,8 +72,8 @@ struct Refusal {
 /// an error. For calls with both fields empty, the environment variable TILEWISE_FORCE_KERNEL names
 /// a kernel, an implementation or FORWARD+BACKWARD.
 struct Choice {
-  std::string implementation;  ///< baseline, eager, fused, flash, reference
-  std::string kernel;          ///< a name from kernels(), or one per pass: FORWARD+BACKWARD
+  std::string implementation = {};  ///< baseline, eager, fused, flash, reference
+  std::string kernel = {};          ///< a name from kernels(), or one per pass: FORWARD+BACKWARD
 };
 
 /// Internal to the library.
@@ -81,9 +81,9 @@ struct Decision;
 
 struct Plan {
   Pass pass = Pass::forward;
-  std::string kernel;
-  std::string implementation;
-  Device device;
+  std::string kernel = {};
+  std::string implementation = {};
+  Device device = {};
   int block_m = 0;  ///< query rows per tile (B_r); 0 = no tiles
   int block_n = 0;  ///< keys per tile (B_c)
   int splits = 1;   ///< parts of a head's keys (backward: queries or keys)
@@ -94,13 +94,13 @@ struct Plan {
   double flops = 0.0;        ///< multiply-adds counted twice, visible pairs only
   double bytes_moved = 0.0;  ///< memory traffic, both directions
   double predicted_ms = 0.0;
-  std::string reason;              ///< why this kernel was chosen
-  std::vector<MemoryItem> memory;  ///< every tensor of the pass, workspace included
-  std::vector<Refusal> refusals;   ///< the other kernels of the device and pass, with reasons
+  std::string reason = {};              ///< why this kernel was chosen
+  std::vector<MemoryItem> memory = {};  ///< every tensor of the pass, workspace included
+  std::vector<Refusal> refusals = {};   ///< the other kernels of the device and pass, with reasons
 
   /// The kernel's other decisions for the problem. Opaque, and shared by copies. A plan without it,
   /// or with changed numbers, runs only if its kernel decides the same again.
-  std::shared_ptr<const Decision> decision;
+  std::shared_ptr<const Decision> decision = {};
 
   /// Bytes live between forward and backward: inputs, outputs and saved state.
   TILEWISE_API std::int64_t live_bytes() const;
@@ -113,11 +113,11 @@ TILEWISE_API std::string explain(const Plan& plan);
 
 /// One row of the kernel table.
 struct KernelInfo {
-  std::string name;
-  std::string implementation;
+  std::string name = {};
+  std::string implementation = {};
   DeviceType device = DeviceType::cpu;
   Pass pass = Pass::forward;
-  std::string summary;  ///< one line: algorithm, instruction set, tiles
+  std::string summary = {};  ///< one line: algorithm, instruction set, tiles
 };
 
 /// All rows of the kernel table, most specialised first.

@@ -46,11 +46,12 @@ enum class BlockRule { top_k, mass, above };
 
 struct BlockSelection {
   std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
-  PoolWeights weights;                      ///< pooled: at least one is not 0
-  std::optional<double> scale;              ///< default 1/sqrt(D)
+  PoolWeights weights = {};                 ///< pooled: at least one is not 0
+  std::optional<double> scale = {};         ///< default 1/sqrt(D)
   /// Excludes blocks without a pair on or left of the diagonal, which is shifted by Sk - Sq.
   bool causal = false;
-  Tensor key_lengths;  ///< int32 (B): number of keys of each batch entry; keys past it are ignored
+  /// int32 (B): number of keys of each batch entry; keys past it are ignored
+  Tensor key_lengths = {};
   BlockRule rule = BlockRule::top_k;
   std::int64_t count = 0;
   double mass = 1.0;
@@ -101,7 +102,8 @@ struct ClusterRouting {
   std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
   std::int64_t top = 2;                     ///< 1 to C
   double threshold = 1.0;                   ///< >= 0
-  Tensor key_lengths;  ///< int32 (B): number of keys of each batch entry; the others are padding
+  /// int32 (B): number of keys of each batch entry; the others are padding
+  Tensor key_lengths = {};
 };
 
 /// Sorts tokens by their clusters, stably, and pairs the blocks that share one. Every query block

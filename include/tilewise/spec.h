@@ -25,8 +25,8 @@ enum class Causal : std::uint8_t {
 /// given is unbounded. Negative values are offsets. A window of W keys that ends at the query's own
 /// key has left = W - 1, right = 0.
 struct Window {
-  std::optional<std::int64_t> left;
-  std::optional<std::int64_t> right;
+  std::optional<std::int64_t> left = {};
+  std::optional<std::int64_t> right = {};
   bool operator==(const Window&) const = default;
 };
 
@@ -52,9 +52,9 @@ struct Dropout {
 /// the result is undefined. With packed sequences, B counts sequences and each sequence has its own
 /// blocks, as many as max_seqlen_q and max_seqlen_k need.
 struct BlockList {
-  Tensor row_offsets;        ///< int32 (B|1, Hq|1, query_blocks + 1), offsets into block_index
-  Tensor block_index;        ///< int32 (pairs): key block of each pair, ascending within a row
-  Tensor block_full;         ///< optional, bool or uint8 (pairs): nonzero = needs no element mask
+  Tensor row_offsets = {};   ///< int32 (B|1, Hq|1, query_blocks + 1), offsets into block_index
+  Tensor block_index = {};   ///< int32 (pairs): key block of each pair, ascending within a row
+  Tensor block_full = {};    ///< optional, bool or uint8 (pairs): nonzero = needs no element mask
   std::int64_t block_q = 0;  ///< query rows per block, > 0
   std::int64_t block_k = 0;  ///< keys per block, > 0
   bool defined() const { return row_offsets.defined() || block_index.defined(); }
@@ -74,10 +74,10 @@ struct ScoreTile {
 /// throw.
 struct ScoreMod {
   /// x -> mod(x), in place.
-  std::function<void(const ScoreTile& x)> apply;
+  std::function<void(const ScoreTile& x)> apply = {};
   /// grad *= d mod / dx at x. `x` holds the logits before apply. `grad` has the same shape and
   /// strides. Only backward needs it.
-  std::function<void(const ScoreTile& x, float* grad)> derivative;
+  std::function<void(const ScoreTile& x, float* grad)> derivative = {};
 };
 
 /// A bound of packed lengths: no sequence has a row. 0 means that no bound is given.

@@ -57,7 +57,7 @@ struct Tensor {
 
   void* data = nullptr;
   DType dtype = DType::float32;
-  Device device;
+  Device device = {};
   int rank = 0;
   std::array<std::int64_t, kMaxRank> sizes{};
   std::array<std::int64_t, kMaxRank> strides{};

@@ -111,7 +111,8 @@ nb::tuple new_plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::
     q_view = call.arrays.take(q, "q");
     v_view = call.arrays.take(v, "v");
   } catch (const InvalidArgument&) {
-    return new_forward(q, k, v, spec, with_lse);  // which tells what is wrong
+    refuse_nested(q);
+    throw;
   }
   if (q_view.rank < 3) return new_forward(q, k, v, spec, with_lse);
   tensors.q = call.rows_of(q_view);

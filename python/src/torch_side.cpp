@@ -243,13 +243,17 @@ bool is_special(nb::handle tensor) {
          is_true(checked(PyObject_CallOneArg(torch->is_batched.ptr(), tensor.ptr())));
 }
 
-nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse) {
+void refuse_nested(nb::handle q) {
   static const Name is_nested("is_nested");
   if (is_true(is_nested.of(q))) {
     throw Unsupported(
         "q is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q and "
         "cu_seqlens_k its offsets()");
   }
+}
+
+nb::tuple empty_outputs(nb::handle q, nb::handle v, const nb::tuple& spec, bool with_lse) {
+  refuse_nested(q);
   const nb::tuple sizes = sizes_of(q);
   check_rank(nb::len(sizes));
   const nb::object o = empty_output(q, sizes, v);

@@ -47,6 +47,9 @@ bool has_tensors(const nb::tuple& spec);
 /// tensors that are not plain. None is not special.
 bool is_special(nb::handle tensor);
 
+/// Throws Unsupported with advice if q is a nested tensor.
+void refuse_nested(nb::handle q);
+
 /// (o, lse) of a forward, uninitialised. o lies in memory as q does; lse is float32: (B, H, S);
 /// packed (H, S); of q (B, S, D) without heads, (B, S). Takes tensors of any kind, fake ones too.
 /// Without with_lse, None stands for lse.

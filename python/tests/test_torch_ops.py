@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 import tilewise  # noqa: E402
 import tilewise._torch  # noqa: E402  registers the operators, whoever imported tilewise first
 from oracle import has_gradient, paper, supported  # noqa: E402
-from tilewise._spec import SCORE_EXPRESSION, make_spec  # noqa: E402
+from tilewise._attention import _make_spec  # noqa: E402
+from tilewise._spec import FIELDS, SCORE_EXPRESSION, make_spec  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -190,6 +191,43 @@ def test_dispatch_modes_see_the_operator(device: str) -> None:
     with Watch():
         tilewise.attention(q, q, q)
     assert any("tilewise.attention_forward" in name for name in seen)
+
+
+def test_deterministic_algorithms_are_deterministic() -> None:
+    """torch's setting reaches the operator in every call with torch tensors, compiled too."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    at, seen = 3 + FIELDS.index("deterministic"), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
+            if "attention_forward" in str(function):
+                seen.append(arguments[at])
+            return function(*arguments, **(options or {}))
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        operators = (n for n in graph.graph.nodes if "attention_forward" in str(n.target))
+        seen.extend(node.args[at] for node in operators)
+        return graph
+
+    def call(q: Tensor) -> Tensor:
+        o: Tensor = tilewise.attention(q, q, q)
+        return o
+
+    q = torch.randn(1, 8, 2, 16)
+    compiled = torch.compile(call, backend=compiler, fullgraph=True)
+    for wanted in (False, True):
+        torch.use_deterministic_algorithms(wanted)
+        try:
+            compiled(q)
+            with Watch():
+                call(q)
+            seen.append(_make_spec(tilewise._torch, q, q, None, {})[at - 3])
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert seen == [False] * 3 + [True] * 3
 
 
 def test_gradcheck_of_the_reference() -> None:

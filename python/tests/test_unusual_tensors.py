@@ -8,6 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewise  # noqa: E402
+import tilewise.flash_attn  # noqa: E402
+import tilewise.sdpa  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 
@@ -78,10 +80,54 @@ def test_meta_tensors_run_nothing() -> None:
     assert q.grad is not None and q.grad.is_meta
 
 
-def test_sparse_tensors_are_refused() -> None:
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("layout", ["sparse", "mkldnn"])
+def test_other_layouts_are_refused(layout: str, name: str) -> None:
     q = torch.randn(1, 4, 2, 8)
-    with pytest.raises(ValueError, match="^k cannot be read: [^\n]*$"):
-        tilewise.attention(q, q.to_sparse(), q)
+    given = {"q": q, "k": q, "v": q, name: q.to_sparse() if layout == "sparse" else q.to_mkldnn()}
+    with pytest.raises(ValueError, match=f"^{name} cannot be read: [^\n]*$"):
+        tilewise.attention(**given)
+
+
+NUMBERS = ["scale", "softcap", "dropout_p"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_have_no_gradient(name: str) -> None:
+    """A learned scale would stay at its first value without a word."""
+    q, number = torch.randn(1, 4, 2, 8), torch.tensor(0.5, requires_grad=True)
+    given: dict[str, Any] = {name: number, "dropout_seed": 1}
+    with pytest.raises(NotImplementedError, match=f"{name} is a tensor with a derivative"):
+        tilewise.attention(q, q, q, **given)
+    with torch.no_grad():
+        o = tilewise.attention(q, q, q, **given)
+    assert torch.equal(o, tilewise.attention(q, q, q, **given | {name: 0.5}))
+    assert torch.equal(o, tilewise.attention(q, q, q, **given | {name: number.detach()}))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_have_no_derivative_in_torch_func(name: str) -> None:
+    q, number = torch.randn(1, 4, 2, 8), torch.tensor(0.5)
+
+    def loss(number: Tensor) -> Tensor:
+        given: dict[str, Any] = {name: number}
+        return tilewise.attention(q, q, q, dropout_seed=1, **given).sum()
+
+    for derive in (torch.func.grad(loss), lambda x: torch.func.jvp(loss, (x,), (x,))):
+        with pytest.raises(NotImplementedError, match=f"{name} is a tensor with a derivative"):
+            derive(number)
+
+
+def test_drop_ins_have_no_gradient_of_the_scale() -> None:
+    q, scale = torch.randn(1, 4, 2, 8), torch.tensor(0.5, requires_grad=True)
+    for call in (
+        lambda: tilewise.sdpa.scaled_dot_product_attention(q, q, q, scale=scale),
+        lambda: tilewise.flash_attn.flash_attn_func(q, q, q, softmax_scale=scale),
+        lambda: tilewise.flex_attention(q, q, q, scale=scale),
+        lambda: tilewise.prefix_attention(q, q, q, q, q, scale=scale),
+    ):
+        with pytest.raises(NotImplementedError, match="scale is a tensor with a derivative"):
+            call()
 
 
 def some_array(name: str) -> np.ndarray[Any, Any]:
@@ -144,6 +190,11 @@ def test_scalars_and_nested_tensors_are_refused_by_name() -> None:
             tilewise.attention(*given)
         with pytest.raises(ValueError, match=f"^{name}.* has 0 axes"):
             tilewise.attention(*(t.numpy() for t in given))
-    nested = torch.nested.nested_tensor([torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)])
-    with pytest.raises(NotImplementedError, match="nested tensor: .*cu_seqlens_q"):
-        tilewise.attention(nested, nested, nested)
+    parts = [torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        with pytest.raises(NotImplementedError, match="^q is a nested tensor: .*cu_seqlens_q"):
+            tilewise.attention(nested, nested, nested)
+    for name in ("k", "mask"):
+        with pytest.raises(NotImplementedError, match=f"^{name} is a nested tensor"):
+            tilewise.attention(**({"q": x, "k": x, "v": x} | {name: nested}))

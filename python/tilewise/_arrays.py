@@ -22,6 +22,11 @@ def _check_kinds(spec: Spec, **arrays: Any) -> None:
             raise ValueError(f"{name} is a torch tensor: expected an array, as q is")
 
 
+def must_repeat() -> bool:
+    """Whether a setting of the library asks for the same bits each time: torch alone has one."""
+    return False
+
+
 def _shape(array: Any, name: str) -> list[int]:
     return list(array.shape) if isinstance(array, np.ndarray) else _native.describe(array, name)[0]
 

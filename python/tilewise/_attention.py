@@ -92,6 +92,7 @@ def _make_spec(
     seqused = options.pop("seqused_q", None), options.pop("seqused_k", None)
     if any(used is not None for used in seqused):
         options.update(_close_gaps(q, k, seqused, options)._asdict())
+    options["deterministic"] = options.get("deterministic") or backend.must_repeat()
     seed = backend.draw_seed(dropout_seed, q) if options.get("dropout_p") else None
     score_mod, mask_mod = options.pop("score_mod", None), options.pop("mask_mod", None)
     if score_mod is not None or mask_mod is not None:
@@ -150,7 +151,7 @@ def attention(
     - dropout_p: dropout on the probabilities. dropout_seed: by default drawn from torch's
       generator. Other arrays need it.
     - deterministic: backward is bitwise repeatable, and results do not depend on the rest of the
-      batch.
+      batch. torch.use_deterministic_algorithms(True) turns it on for torch tensors.
     - key_lengths: int32 (B), the number of keys of each batch entry.
     - cu_seqlens_q, cu_seqlens_k: int32 or int64 (sequences + 1), offsets of packed sequences.
     - max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths, -1 if no sequence has a row.
@@ -217,7 +218,7 @@ def attention(
         max_seqlen_k,
         block_table,
         block_list,
-        deterministic,
+        deterministic or backend.must_repeat(),
         precision,
         layout,
         implementation,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _native, _torch_flops
-from ._spec import Spec, make_spec
+from ._spec import Spec, make_spec, number
 from ._torch import as_tensor, trace
 from ._torch_onlookers import check_without_gradient
 
@@ -129,8 +129,8 @@ def prefix_attention(
         max_seqlen_q,
         max_seqlen_k,
         "bottom_right" if causal else "",
-        scale,
-        softcap,
+        None if scale is None else number("scale", scale),
+        number("softcap", softcap),
         layout,
         text,
         [c if c.ndim else c.reshape(1) for c in captures],

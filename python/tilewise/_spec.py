@@ -134,6 +134,15 @@ def named_arrays(spec: Spec, arrays: dict[str, Any]) -> Iterator[tuple[str, Any]
     return ((name, array) for name, array in named if array is not None)
 
 
+def number(name: str, value: Any) -> float:
+    """The value of a number, which may also be an array without axes."""
+    if hasattr(value, "requires_grad"):
+        from ._torch_onlookers import check_no_derivative  # torch is there: it made the value
+
+        check_no_derivative(name, value)
+    return float(value)
+
+
 def make_spec(
     causal: bool | str = False,
     window: tuple[int | None, int | None] | None = None,
@@ -181,12 +190,12 @@ def make_spec(
         full,
         seed,
         layout,
-        None if scale is None else float(scale),
+        scale if scale is None or type(scale) is float else number("scale", scale),
         _causal_name(causal),
         left,
         right,
-        float(softcap),
-        float(dropout_p),
+        softcap if type(softcap) is float else number("softcap", softcap),
+        dropout_p if type(dropout_p) is float else number("dropout_p", dropout_p),
         max_seqlen_q,
         max_seqlen_k,
         block_q,

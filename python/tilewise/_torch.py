@@ -27,13 +27,11 @@ from ._spec import (
     BIAS,
     CAPTURES,
     FIELDS,
-    MASK,
     MASK_EXPRESSION,
     SCORE_EXPRESSION,
     SINKS,
     TENSOR_FIELDS,
     Spec,
-    named_arrays,
 )
 from ._torch_compiled import attend as attend
 from ._torch_compiled import leaf as leaf
@@ -43,7 +41,7 @@ from ._torch_onlookers import (
     FORWARD_MODE,
     SECOND_DERIVATIVE,
     TRANSFORMED_EXPRESSIONS,
-    check_mask_type,
+    check_kinds,
     in_forward_mode,
     in_grad,
     in_transform,
@@ -358,15 +356,6 @@ _record = super(torch.autograd.Function, _Attention).apply
 _any_autocast = torch._C._is_any_autocast_enabled
 
 
-def _check_kinds(spec: Spec, **arrays: Any) -> None:
-    """Names the argument that is no tensor beside a q that is one."""
-    for name, value in named_arrays(spec, arrays):
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
-    check_mask_type("mask", spec[MASK])
-    check_mask_type("bias", spec[BIAS])
-
-
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Casts q, k and v under autocast, as torch's own attention does. float64 is not cast."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
@@ -396,7 +385,7 @@ def attention(
         None if is_dynamo_compiling() or sizes else _native.plain_forward(q, k, v, spec, return_lse)
     )
     if made is None:
-        _check_kinds(spec, k=k, v=v)
+        check_kinds(spec, q=q, k=k, v=v)
         return _watched(q, k, v, spec, sizes)
     if made is False and not return_lse:
         return _record_plain(q, k, v, spec), None
@@ -434,7 +423,7 @@ def gradients(
     spec: Spec,
 ) -> tuple[Tensor | None, ...]:
     """dq, dk, dv, and dbias and dsinks if the spec has them."""
-    _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
+    check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
     captures = [False] * len(spec[CAPTURES])
     needed = _Needed(spec[BIAS] is not None, spec[SINKS] is not None, False, captures)
     with torch.no_grad():
@@ -443,7 +432,7 @@ def gradients(
 
 def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native.Plan:
     """The plan of a pass, without running it."""
-    _check_kinds(spec, k=k, v=v)
+    check_kinds(spec, k=k, v=v)
     q, k, v = (t.detach() for t in _autocast(q, k, v))
     o, lse = _empty_outputs(q, k, v, *spec)
     if not backward:
@@ -451,6 +440,9 @@ def plan(q: Tensor, k: Tensor, v: Tensor, spec: Spec, backward: bool) -> _native
     captures = (False,) * len(spec[CAPTURES])
     gradients = _native.empty_gradients(q, k, v, False, False, captures, spec)
     return _native.plan((q, k, v, o, lse, o, None), gradients, spec)
+
+
+must_repeat = torch.are_deterministic_algorithms_enabled
 
 
 def on_host(q: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _native
-from ._spec import Spec
+from ._spec import BIAS, MASK, Spec, named_arrays
 
 FORWARD_MODE = (
     "tilewise.attention has no forward-mode derivative (jvp, jacfwd, linearize, duals of "
@@ -119,6 +119,16 @@ def check_without_gradient(function: str, **arguments: Any) -> None:
                 raise NotImplementedError(f"{function} has no forward-mode derivative of {name}")
 
 
+def check_no_derivative(name: str, number: Tensor) -> None:
+    """Refuses a derivative of an option that is a number: it would be zero without a word."""
+    tracked = number.requires_grad and torch.is_grad_enabled()
+    if tracked or (in_forward_mode() and forward_ad.unpack_dual(number).tangent is not None):
+        raise NotImplementedError(
+            f"tilewise.attention: {name} is a tensor with a derivative, which is not supported: "
+            "detach it; for a learned scale, multiply q by it"
+        )
+
+
 def refuse_tangents(arguments: Sequence[Any]) -> None:
     """Refuses forward-mode AD: torch drops the tangents of an operator registered in Python."""
     if not in_forward_mode():
@@ -145,3 +155,17 @@ def check_mask_type(name: str, mask: Tensor | None) -> None:
             f"{name} is {type(mask).__name__}, whose memory need not hold what it hides: expected "
             "a torch tensor; say causal for torch's causal_upper_left and causal_lower_right"
         )
+
+
+def check_kinds(spec: Spec, **arrays: Any) -> None:
+    """Names the argument that is no tensor beside a q that is one, or whose sizes are nested."""
+    for name, value in named_arrays(spec, arrays):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is {type(value).__name__}: expected a torch tensor, as q is")
+        if value.is_nested:
+            raise NotImplementedError(
+                f"{name} is a nested tensor: tilewise takes its values() packed, with cu_seqlens_q "
+                "and cu_seqlens_k its offsets()"
+            )
+    check_mask_type("mask", spec[MASK])
+    check_mask_type("bias", spec[BIAS])

@@ -2,6 +2,7 @@
 pkg-config."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,16 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
+def structs_of(header: str) -> list[tuple[str, list[str]]]:
+    """The structs of a C++ header with their full names, and the last field of each line."""
+    text = re.sub(r"//.*|^.*\b(?:default|constexpr|static)\b.*$", "", header, flags=re.MULTILINE)
+    text = re.sub(r" = [^;,]*", "", text)
+    namespaces = re.findall(r"^namespace ([\w:]+) \{", text, re.MULTILINE)
+    bodies = re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL)
+    field = r"\b(?!const\b)([a-z_]\w*)(?:\)\([^)]*\))?;"
+    return [(f"{namespaces[0]}::{name}", re.findall(field, body)) for name, body in bodies]
+
+
 class InstalledTree(unittest.TestCase):
     def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tilewise-install-"))
@@ -37,6 +48,23 @@ class InstalledTree(unittest.TestCase):
         run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={self.prefix}")
         run("cmake", "--build", build)
         self.assertEqual(run(f"{build}/consumer").split(), ["tilewise", self.version(), "1.5"])
+
+    def test_a_struct_that_names_one_field_has_no_warning(self) -> None:
+        """-Wextra warns of fields without a default that a designated initializer leaves out."""
+        headers = sorted((self.prefix / "include/tilewise").glob("*.h"))
+        cpp = [path for path in headers if "namespace tilewise" in path.read_text()]
+        lines = [f"#include <tilewise/{path.name}>\n" for path in cpp]
+        for path in cpp:
+            for name, fields in structs_of(path.read_text()):
+                for field in {fields[0], fields[-1]}:
+                    lines.append(f"const auto made_{len(lines)} = {name}{{.{field} = {{}}}};\n")
+        self.assertGreater(len(lines), 60)
+        source = self.folder / "fields.cpp"
+        source.write_text("".join(lines))
+        include = f"-I{self.prefix / 'include'}"
+        warnings = [*WARNINGS, "-Wno-unused-variable"]
+        for compiler in filter(shutil.which, ("g++", "clang++")):
+            run(compiler, "-std=c++20", *warnings, "-fsyntax-only", include, str(source))
 
     def test_c_consumer_by_pkg_config(self) -> None:
         path = str(self.lib / "pkgconfig")
