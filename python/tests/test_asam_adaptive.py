@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +207,32 @@ def test_checkpointing_runs_attention_once() -> None:
     assert "tilewise.attention_backward.default" in seen.names
     assert "tilewise.attention_forward.default" not in seen.names
     assert "tilewise.select_blocks.default" not in seen.names
+
+
+def test_encoder_runs_its_last_layer_once() -> None:
+    """A checkpoint of the last layer would save nothing: its backward comes first."""
+    config = ASAMConfig(**SIZES, pattern_type="local")
+    plain = ASAMEncoder(config, 3).train()
+    saving = ASAMEncoder(replace(config, use_gradient_checkpointing=True), 3).train()
+    saving.load_state_dict(plain.state_dict())
+    runs = [0, 0, 0]
+
+    def count(n: int) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            runs[n] += 1
+
+        return hook
+
+    for n, layer in enumerate(saving.layers):
+        layer.ffn_norm.register_forward_hook(count(n))
+    x, dy = torch.randn(2, 1, 64, 48)
+    for encoder in (plain, saving):
+        torch.manual_seed(1)
+        (encoder(x) * dy).sum().backward()
+    assert runs == [2, 2, 1]
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad)
 
 
 def test_checkpoints_load_between_modes() -> None:

@@ -54,21 +54,40 @@ Layer<T>::Layer(Parameters<T>& parameters, const std::string& prefix, const Conf
 }
 
 template <class T>
-void Layer<T>::forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept,
-                       LayerScratch<T>& scratch) {
-  const std::int64_t rows = run.shape().rows(), dim = config_.dim;
-  const std::int64_t inner = config_.heads * config_.head_dim;
-  const Parameters<T>& p = run.parameters;
-  T* h = kept.h.room(run.memory, rows * dim);
-  T* qkv = kept.qkv.room(run.memory, 3 * rows * inner);
-  T* a = kept.a.room(run.memory, rows * inner);
-  T* x1 = kept.x1.room(run.memory, rows * dim);
-  T* u = kept.u.room(run.memory, rows * first_.out);
+void Layer<T>::forward(const Run<T>& run, const T* x, T* y, Attended<T>& attended,
+                       LayerKept<T>& kept, LayerScratch<T>& scratch) {
+  T* qkv = project(run, x, kept);
+  T* a = attended.a.room(run.memory, run.shape().rows() * config_.heads * config_.head_dim);
+  mixer_->forward(run, kept.h.get(), qkv, attended, kept.mixer);
+  widen(run, x, a, kept, scratch);
+  add_to(run, second_, kept.u.get(), kept.x1.get(), y, Place::network, scratch);
+}
 
-  run.ops.layer_norm(x, p.value(norm_.gamma), p.value(norm_.beta), h,
+template <class T>
+void Layer<T>::recompute(const Run<T>& run, const T* x, const Attended<T>& attended,
+                         LayerKept<T>& kept, LayerScratch<T>& scratch) {
+  mixer_->recompute(run, project(run, x, kept), kept.mixer);
+  widen(run, x, attended.a.get(), kept, scratch);
+}
+
+template <class T>
+T* Layer<T>::project(const Run<T>& run, const T* x, LayerKept<T>& kept) const {
+  const std::int64_t rows = run.shape().rows(), dim = config_.dim;
+  T* h = kept.h.room(run.memory, rows * dim);
+  T* qkv = kept.qkv.room(run.memory, rows * qkv_.out);
+  run.ops.layer_norm(x, run.parameters.value(norm_.gamma), run.parameters.value(norm_.beta), h,
                      kept.statistics.room(run.memory, 2 * rows), {rows, dim});
   linear<T>(run, qkv_, h, qkv, rows);
-  mixer_->forward(run, h, qkv, a, kept.mixer);
+  return qkv;
+}
+
+template <class T>
+void Layer<T>::widen(const Run<T>& run, const T* x, const T* a, LayerKept<T>& kept,
+                     LayerScratch<T>& scratch) const {
+  const std::int64_t rows = run.shape().rows(), dim = config_.dim;
+  const Parameters<T>& p = run.parameters;
+  T* x1 = kept.x1.room(run.memory, rows * dim);
+  T* u = kept.u.room(run.memory, rows * first_.out);
   add_to(run, out_, a, x, x1, Place::projection, scratch);
   const T* h2 = x1;
   if (norms_twice()) {
@@ -82,7 +101,6 @@ void Layer<T>::forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept,
   linear<T>(run, first_, h2, u, rows, {.z = z, .f = Activation::gelu});
   const Drop hidden = run.drop(config_.dropout, index_, Place::hidden);
   if (hidden.p > 0.0) run.ops.drop_add(nullptr, u, u, hidden, {rows, first_.out});
-  add_to(run, second_, u, x1, y, Place::network, scratch);
 }
 
 template <class T>
@@ -97,8 +115,8 @@ void Layer<T>::add_to(const Run<T>& run, const LinearWeights& w, const T* a, con
 }
 
 template <class T>
-void Layer<T>::backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept,
-                        LayerScratch<T>& scratch) {
+void Layer<T>::backward(const Run<T>& run, const T* x, T* dx, Attended<T>& attended,
+                        LayerKept<T>& kept, LayerScratch<T>& scratch) {
   const std::int64_t rows = run.shape().rows(), dim = config_.dim;
   const std::int64_t inner = config_.heads * config_.head_dim;
   const Parameters<T>& p = run.parameters;
@@ -127,11 +145,12 @@ void Layer<T>::backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept
   // The attention.
   run.ops.drop_add(nullptr, dx, narrow, run.drop(config_.dropout, index_, Place::projection),
                    {rows, dim});
-  linear_backward<T>(run, out_, kept.a.get(), nullptr, narrow, narrow, da, Activation::none, rows);
+  linear_backward<T>(run, out_, attended.a.get(), nullptr, narrow, narrow, da, Activation::none,
+                     rows);
   // NOTE: the gate adds to dh before the projection's product would overwrite it: it comes to
   // `narrow`, which nobody needs any more.
   run.ops.clear(narrow, rows * dim * static_cast<std::int64_t>(sizeof(T)));
-  mixer_->backward(run, kept.h.get(), kept.qkv.get(), kept.a.get(), da, dqkv, narrow, kept.mixer,
+  mixer_->backward(run, kept.h.get(), kept.qkv.get(), attended, da, dqkv, narrow, kept.mixer,
                    scratch.mixer);
   linear_backward<T>(run, qkv_, kept.h.get(), nullptr, dqkv, dqkv, dh, Activation::none, rows);
   if (norms_twice()) run.ops.add(narrow, dh, rows * dim);

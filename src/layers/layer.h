@@ -10,10 +10,10 @@
 
 namespace tilewise::asam {
 
-/// State that a layer's forward saves for its backward.
+/// State that a layer's forward saves for its backward, beside what its attention does.
 template <class T>
 struct LayerKept {
-  Buffer<T> h, statistics, qkv, a, x1, h2, statistics2, z, u;
+  Buffer<T> h, statistics, qkv, x1, h2, statistics2, z, u;
   MixerKept<T> mixer;
 };
 /// Memory of one step, which the layers share.
@@ -30,9 +30,15 @@ class Layer {
   Layer(Parameters<T>& parameters, const std::string& prefix, const Config& config, int index);
 
   /// y (B, n, dim) from x; y may be x.
-  void forward(const Run<T>& run, const T* x, T* y, LayerKept<T>& kept, LayerScratch<T>& scratch);
+  void forward(const Run<T>& run, const T* x, T* y, Attended<T>& attended, LayerKept<T>& kept,
+               LayerScratch<T>& scratch);
+  /// `kept` of the last forward from its x and its attention, where another layer's has replaced
+  /// it.
+  void recompute(const Run<T>& run, const T* x, const Attended<T>& attended, LayerKept<T>& kept,
+                 LayerScratch<T>& scratch);
   /// dx from dy, in place.
-  void backward(const Run<T>& run, const T* x, T* dx, LayerKept<T>& kept, LayerScratch<T>& scratch);
+  void backward(const Run<T>& run, const T* x, T* dx, Attended<T>& attended, LayerKept<T>& kept,
+                LayerScratch<T>& scratch);
   /// Describes the last forward.
   LayerInfo info(Ops<T>& ops, std::int64_t batch) const { return mixer_->info(ops, batch); }
 
@@ -40,6 +46,11 @@ class Layer {
   bool norms_twice() const {
     return config_.kind == LayerKind::original || config_.kind == LayerKind::adaptive;
   }
+  /// qkv from x.
+  T* project(const Run<T>& run, const T* x, LayerKept<T>& kept) const;
+  /// From x and its attention to what the network's second Linear takes.
+  void widen(const Run<T>& run, const T* x, const T* a, LayerKept<T>& kept,
+             LayerScratch<T>& scratch) const;
   /// y = x + drop(a w^T + bias); y is not x.
   void add_to(const Run<T>& run, const LinearWeights& w, const T* a, const T* x, T* y, Place place,
               LayerScratch<T>& scratch) const;

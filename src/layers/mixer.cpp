@@ -82,26 +82,27 @@ class DenseMixer final : public Mixer<T> {
  public:
   using Mixer<T>::Mixer;
 
-  void forward(const Run<T>& run, const T*, T* qkv, T* a, MixerKept<T>& kept) override {
+  void forward(const Run<T>& run, const T*, T* qkv, Attended<T>& attended,
+               MixerKept<T>& kept) override {
     const std::int64_t heads = run.config.heads;
-    float* lse = kept.lse.room(run.memory, run.batch * heads * run.tokens);
+    float* lse = attended.lse.room(run.memory, run.batch * heads * run.tokens);
     attend(run,
            {.q = this->part(run, qkv, 0),
             .k = this->part(run, qkv, 1),
             .v = this->part(run, qkv, 2),
-            .o = merged(run, a),
+            .o = merged(run, attended.a.get()),
             .lse = this->lse_view(run, lse, heads)},
            spec(run, kept));
   }
 
-  void backward(const Run<T>& run, const T*, T* qkv, T* a, T* da, T* dqkv, T*, MixerKept<T>& kept,
-                MixerScratch<T>&) override {
+  void backward(const Run<T>& run, const T*, T* qkv, Attended<T>& attended, T* da, T* dqkv, T*,
+                MixerKept<T>& kept, MixerScratch<T>&) override {
     attend_backward(run,
                     {.q = this->part(run, qkv, 0),
                      .k = this->part(run, qkv, 1),
                      .v = this->part(run, qkv, 2),
-                     .o = merged(run, a),
-                     .lse = this->lse_view(run, kept.lse.get(), run.config.heads),
+                     .o = merged(run, attended.a.get()),
+                     .lse = this->lse_view(run, attended.lse.get(), run.config.heads),
                      .d_o = merged(run, da),
                      .dq = this->part(run, dqkv, 0),
                      .dk = this->part(run, dqkv, 1),
@@ -164,31 +165,39 @@ class PublishedMixer final : public Mixer<T> {
     }
   }
 
-  void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) override {
+  void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
+               MixerKept<T>& kept) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
-    float* lse = kept.lse.room(run.memory, 2 * rows);
+    float* lse = attended.lse.room(run.memory, 2 * rows);
+    T* a = attended.a.get();
     make_mask(run, qkv, kept);
     const AttentionSpec pattern = masked(run, kept);
     if (gate_ == nullptr) return attention(run, qkv, a, s.dim, lse, pattern);
     gate_->forward(run, h);
-    T* o = kept.o.room(run.memory, 2 * rows * s.dim);
+    T* o = attended.o.room(run.memory, 2 * rows * s.dim);
     attention(run, qkv, o, 2 * s.dim, lse, pattern);
     attention(run, qkv, o + s.dim, 2 * s.dim, lse + rows, visible_spec(run, run.mask));
     run.ops.mix(o, gate_->values(), a, s);
   }
 
-  void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
+  void recompute(const Run<T>& run, T* qkv, MixerKept<T>& kept) override {
+    make_mask(run, qkv, kept);
+  }
+
+  void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da, T* dqkv, T* dh,
                 MixerKept<T>& kept, MixerScratch<T>& scratch) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
-    float* lse = kept.lse.get();
+    float* lse = attended.lse.get();
     const AttentionSpec pattern = masked(run, kept);
-    if (gate_ == nullptr) return gradients(run, qkv, a, da, dqkv, s.dim, lse, pattern);
+    if (gate_ == nullptr) {
+      return gradients(run, qkv, attended.a.get(), da, dqkv, s.dim, lse, pattern);
+    }
     T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
     T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
     T* dense = scratch.dqkv.room(run.memory, 3 * rows * s.dim);
-    T* o = kept.o.get();
+    T* o = attended.o.get();
     run.ops.mix_backward(o, gate_->values(), da, d_o, dg, nullptr, s);
     gradients(run, qkv, o, d_o, dqkv, 2 * s.dim, lse, pattern);
     gradients(run, qkv, o + s.dim, d_o + s.dim, dense, 2 * s.dim, lse + rows,
@@ -287,12 +296,13 @@ class RoutedMixer final : public Mixer<T> {
         temperature_(parameters.declare(prefix + "adaptive_attn.temperature", {1},
                                         {Start::Kind::constant, 0.5})) {}
 
-  void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) override {
+  void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
+               MixerKept<T>& kept) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
     T* q2 = kept.q2.room(run.memory, 2 * rows * s.dim);
-    T* o = kept.o.room(run.memory, 2 * rows * s.dim);
-    float* lse = kept.lse.room(run.memory, 2 * rows);
+    T* o = attended.o.room(run.memory, 2 * rows * s.dim);
+    float* lse = attended.lse.room(run.memory, 2 * rows);
     gate_.forward(run, h);
     const Choice<T> choice = make_choice(run, qkv);
     run.ops.choose(choice);
@@ -304,10 +314,14 @@ class RoutedMixer final : public Mixer<T> {
             .o = doubled(run, o),
             .lse = this->lse_view(run, lse, 2 * s.heads)},
            listed(run, choice, kept));
-    run.ops.mix(o, choice.mixing, a, s);
+    run.ops.mix(o, choice.mixing, attended.a.get(), s);
   }
 
-  void backward(const Run<T>& run, const T* h, T* qkv, T*, T* da, T* dqkv, T* dh,
+  void recompute(const Run<T>& run, T* qkv, MixerKept<T>& kept) override {
+    run.ops.twice(qkv, kept.q2.get(), run.heads());
+  }
+
+  void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da, T* dqkv, T* dh,
                 MixerKept<T>& kept, MixerScratch<T>& scratch) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
@@ -321,14 +335,14 @@ class RoutedMixer final : public Mixer<T> {
     choice.d_qkv = dqkv;
     choice.d_centroids = run.parameters.gradient(centroids_);
     choice.d_temperature = run.parameters.gradient(temperature_);
-    T* o = kept.o.get();
+    T* o = attended.o.get();
     run.ops.mix_backward(o, choice.mixing, da, d_o, dg, d_weight, s);
     attend_backward(run,
                     {.q = doubled(run, kept.q2.get()),
                      .k = this->part(run, qkv, 1),
                      .v = this->part(run, qkv, 2),
                      .o = doubled(run, o),
-                     .lse = this->lse_view(run, kept.lse.get(), 2 * s.heads),
+                     .lse = this->lse_view(run, attended.lse.get(), 2 * s.heads),
                      .d_o = doubled(run, d_o),
                      .dq = doubled(run, dq2),
                      .dk = this->part(run, dqkv, 1),

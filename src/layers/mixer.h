@@ -10,11 +10,17 @@
 
 namespace tilewise::asam {
 
-/// State that a mixer's forward saves for its backward.
+/// What a mixer's forward saves for its backward.
+template <class T>
+struct Attended {
+  Buffer<T> a;
+  Buffer<T> o;  ///< of the sparse and the dense attention in turn, where both run
+  Buffer<float> lse;
+};
+/// What its backward needs besides, which follows from qkv.
 template <class T>
 struct MixerKept {
-  Buffer<T> q2, o;  ///< adaptive: q twice; o of the sparse and the dense attention in turn
-  Buffer<float> lse;
+  Buffer<T> q2;               ///< adaptive: q twice
   Buffer<std::uint8_t> mask;  ///< of the published clustered pattern
   Buffer<std::uint8_t>
       joined;  ///< the batch's mask with the pattern's, or for heads that are twice there
@@ -33,11 +39,15 @@ class Mixer {
   Mixer& operator=(const Mixer&) = delete;
   virtual ~Mixer() = default;
 
-  /// a (B, n, heads, dim) from qkv (B, n, 3, heads, dim), and h (B, n, dim), which the gate sees.
-  virtual void forward(const Run<T>& run, const T* h, T* qkv, T* a, MixerKept<T>& kept) = 0;
+  /// attended.a (B, n, heads, dim) from qkv (B, n, 3, heads, dim), and h (B, n, dim), which the
+  /// gate sees.
+  virtual void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
+                       MixerKept<T>& kept) = 0;
+  /// `kept` of the last forward from its qkv, where another layer's has replaced it.
+  virtual void recompute(const Run<T>& /*run*/, T* /*qkv*/, MixerKept<T>& /*kept*/) {}
   /// dqkv from da; dh += what comes through the gate.
-  virtual void backward(const Run<T>& run, const T* h, T* qkv, T* a, T* da, T* dqkv, T* dh,
-                        MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
+  virtual void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da,
+                        T* dqkv, T* dh, MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
   /// Describes the last forward.
   virtual LayerInfo info(Ops<T>&, std::int64_t /*batch*/) const { return {}; }
 

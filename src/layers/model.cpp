@@ -259,11 +259,19 @@ class ModelOf final : public Model::Impl {
                 device_name(config.device));
   }
 
-  /// Memory that layer n keeps for its backward. One is enough where nothing is kept.
+  /// Memory that layer n keeps for its backward: `all`'s entry n, or the first where nothing is
+  /// kept.
+  template <class Kept>
+  Kept& kept_by(std::vector<Kept>& all, bool keeps, std::size_t n) {
+    const std::size_t count = keeps ? layers_.size() : 1;
+    if (all.size() < count) all.resize(count);
+    return all[keeps ? n : 0];
+  }
   LayerKept<T>& kept_by(const Run<T>& run, std::size_t n) {
-    const std::size_t count = run.training && !config.recompute ? layers_.size() : 1;
-    if (kept_.size() < count) kept_.resize(count);
-    return kept_[count == 1 ? 0 : n];
+    return kept_by(kept_, run.training && !config.recompute, n);
+  }
+  Attended<T>& attended_by(const Run<T>& run, std::size_t n) {
+    return kept_by(attended_, run.training, n);
   }
 
   /// Inputs of the layers, and the output of the last: all in training, else one.
@@ -284,7 +292,8 @@ class ModelOf final : public Model::Impl {
     }
     for (std::size_t n = 0; n < layers_.size(); ++n) {
       T* next = tokens(run, n + 1);
-      layers_[n]->forward(run, tokens(run, n), next, kept_by(run, n), scratch_);
+      layers_[n]->forward(run, tokens(run, n), next, attended_by(run, n), kept_by(run, n),
+                          scratch_);
     }
     T* const features = tokens(run, layers_.size());
     const bool reads = config.classes > 0;
@@ -329,10 +338,12 @@ class ModelOf final : public Model::Impl {
     }
     for (std::size_t n = layers_.size(); n-- > 0;) {
       LayerKept<T>& kept = kept_by(run, n);
-      if (config.recompute) {
-        layers_[n]->forward(run, tokens(run, n), tokens(run, n + 1), kept, scratch_);
+      Attended<T>& attended = attended_by(run, n);
+      // The last layer's is still there.
+      if (config.recompute && n + 1 < layers_.size()) {
+        layers_[n]->recompute(run, tokens(run, n), attended, kept, scratch_);
       }
-      layers_[n]->backward(run, tokens(run, n), d, kept, scratch_);
+      layers_[n]->backward(run, tokens(run, n), d, attended, kept, scratch_);
     }
     if (config.vocabulary > 0) {
       ops_->embed_backward(static_cast<const std::int32_t*>(x.data), d,
@@ -352,6 +363,7 @@ class ModelOf final : public Model::Impl {
   LinearWeights head_;
 
   std::vector<LayerKept<T>> kept_;
+  std::vector<Attended<T>> attended_;
   std::vector<Buffer<T>> tokens_;
   LayerScratch<T> scratch_;
   Buffer<T> normal_, statistics_, pooled_, d_tokens_, d_normal_, d_pooled_, dz_;

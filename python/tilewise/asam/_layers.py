@@ -5,6 +5,7 @@ Every layer takes x (B, n, dim) and an optional mask (bool, True = attend, broad
 None. Parameters have the published names, so that published checkpoints load.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
+    noop_context_fn,
 )
 
 from .._attention import attention
@@ -25,7 +27,8 @@ from ._patterns import Pattern, make_pattern
 from ._routed import RoutedAttention
 
 Info = dict[str, Any]
-# As large as the layer's input, and half of the forward's time: kept, not run again in backward.
+# As large as the layer's input, and half of the forward's time on a CPU: kept there, not run again
+# in backward. A GPU would wait for Python, which is asked about every operator.
 _KEPT = ("tilewise::attention_forward", "tilewise::select_blocks")
 
 
@@ -118,6 +121,7 @@ class ASAMLayer(nn.Module):
                 raise ValueError("key_lengths is given: the published layer has none")
             y, info = self._forward(x, mask, None, return_info)
         elif self.config.use_gradient_checkpointing and self.training:
+            keeping: Any = partial(create_selective_checkpoint_contexts, _kept_by_checkpoints)
             y, info = checkpoint(
                 self._forward,
                 x,
@@ -125,7 +129,7 @@ class ASAMLayer(nn.Module):
                 key_lengths,
                 return_info,
                 use_reentrant=False,
-                context_fn=partial(create_selective_checkpoint_contexts, _kept_by_checkpoints),
+                context_fn=keeping if x.device.type == "cpu" else noop_context_fn,
             )
         else:
             y, info = self._forward(x, mask, key_lengths, return_info)
@@ -179,7 +183,10 @@ class ASAMEncoder(nn.Module):
 
     def __init__(self, config: ASAMConfig, num_layers: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(ASAMLayer(config) for _ in range(num_layers))
+        # The last layer's backward follows its forward: running it again would save nothing.
+        last = replace(config, use_gradient_checkpointing=False)
+        configs = [config] * (num_layers - 1) + [last] * (num_layers > 0)
+        self.layers = nn.ModuleList(ASAMLayer(of_layer) for of_layer in configs)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(

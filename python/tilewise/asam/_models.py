@@ -29,7 +29,9 @@ class Classifier(nn.Module):
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, DIM)
-        self.layers = nn.ModuleList(make_layer(kind, **options) for _ in range(LAYERS))
+        last = options | {"use_gradient_checkpointing": False}  # as ASAMEncoder's
+        layers = (make_layer(kind, **(options if n + 1 < LAYERS else last)) for n in range(LAYERS))
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(DIM)
         self.head = nn.Linear(DIM, CLASSES)
 
@@ -90,7 +92,7 @@ class Job:
     """A forward (inference) or a training step of one model on one shape.
 
     precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast). checkpointing: the
-    working layers keep their inputs alone for backward. compiled: by torch.compile.
+    working layers run again in backward, but for the last. compiled: by torch.compile.
     """
 
     kind: str
