@@ -25,11 +25,8 @@ void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
 }
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
-  const auto tiles = c.mapped                         ? cuda::sm90_masked_tiles(p)
-                     : c.ahead || c.in_turn || c.late ? cuda::sm90_trial_tiles(p)
-                                                      : cuda::sm90_tiles(p);
+  const auto tiles = c.mapped ? cuda::sm90_masked_tiles(p) : cuda::sm90_tiles(p);
   for (const cuda::Sm90Tile& tile : tiles) {
-    if (tile.schedule.makes_bits != c.ahead) continue;
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
         (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;

@@ -132,11 +132,6 @@ constexpr Config optioned(Config c, bool sinks, bool mask) {
   return c;
 }
 
-/// Of a mask alone.
-constexpr Config hiding_late(Config c) {
-  c.schedule.hides_late = true;
-  return c;
-}
 constexpr Config with_tree(Config c) {
   c.options.tree = true;
   c.schedule.halve_cut = false;
@@ -144,20 +139,9 @@ constexpr Config with_tree(Config c) {
 }
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
+  c.schedule.bits_in_turn =
+      c.schedule.ping_pong && c.shape.warpgroups == 2 && c.shape.block_n == 128;
   return c;
-}
-/// By the producer, beside two warpgroups.
-constexpr Config dropping_ahead(Config c) {
-  c.schedule.makes_bits = true;
-  c.shape.warpgroups = 2;
-  if (c.head_dim <= 64) c.shape.stages = c.shape.value_stages = 4;
-  return dropping(c);
-}
-/// Half of them before the turn is passed.
-constexpr Config dropping_in_turn(Config c) {
-  c.schedule.ping_pong = true;
-  c.schedule.bits_in_turn = 1;
-  return dropping(c);
 }
 constexpr Config biased(Config c, tile::BiasType type, bool staged) {
   c.options.pairs = {.bias = type, .staged = staged};

@@ -39,10 +39,7 @@ struct Case {
   Blocks blocks = {};
   int sample = -1;  ///< the caller's own functions, of expression_samples.h
   Shows shows = {};
-  bool mapped = false;   ///< the mask makes a list
-  bool ahead = false;    ///< the producer makes dropout's bits
-  bool in_turn = false;  ///< consumers make half of them before they pass their turns
-  bool late = false;     ///< the mask hides in the exponentials
+  bool mapped = false;  ///< the mask makes a list
   bool sinks = false;
   const Added* bias = nullptr;
   double dropout = 0.0;

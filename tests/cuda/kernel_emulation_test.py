@@ -210,13 +210,6 @@ BODIES = {
         ("u32 min_nan_2(", MIN_2),
         ("float widen(", WIDEN),
         (
-            "u32 permute_bytes(",
-            "const u64 both = static_cast<u64>(high) << 32 | low; u32 y = 0;"
-            "for (int n = 0; n < 4; ++n)"
-            "  y |= static_cast<u32>(both >> (selector >> 4 * n & 7) * 8 & 0xff) << 8 * n;"
-            "return y;",
-        ),
-        (
             "u32 bit_mask(",
             "return static_cast<u32>(start > 31 ? 0 : "
             "((1ULL << (width > 32 ? 32 : width)) - 1) << start);",

@@ -88,14 +88,6 @@ __forceinline__ u32 bit_mask(u32 start, u32 width) {
   return y;
 }
 
-/// Byte n of the result is that of the eight of `low` and `high` which digit n of `selector`
-/// counts. 9.7.9.7 prmt
-__forceinline__ u32 permute_bytes(u32 low, u32 high, u32 selector) {
-  u32 y;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(selector));
-  return y;
-}
-
 /// Two floats to two 16-bit elements, round to nearest even; `lo` in the lower half. 9.7.9.22 cvt
 template <Element kElement>
 __forceinline__ u32 pack(float lo, float hi) {

@@ -387,14 +387,12 @@ TEST(BwdSm90, LongPackedSequencesHaveLongChunks) {
   EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).shape.chunk_rows, 128);
 }
 
-TEST(BwdSm90, LongPackedSequencesMayTakeSpans) {
+TEST(BwdSm90, LongPackedSequencesTakeSpans) {
   const auto takes = [](const std::vector<int>& lengths, std::int64_t dim, bool causal,
                         std::int64_t group = 1) {
     Problem p = packed(lengths, dim, causal);
     p.heads_k = p.heads_q / group;
-    const Config config = bwd_sm90_config(p);
-    EXPECT_FALSE(config.spans) << "no plan takes them yet";
-    return bwd_sm90_takes_spans(p, config);
+    return bwd_sm90_config(p).spans;
   };
   const std::vector<int> lengths = {200, 3100, 700, 8000, 450, 1500, 260, 5200, 900, 2048};
   EXPECT_TRUE(takes(lengths, 64, true));
@@ -405,10 +403,8 @@ TEST(BwdSm90, LongPackedSequencesMayTakeSpans) {
   EXPECT_FALSE(takes({4096, 2000}, 128, true)) << "one span";
   EXPECT_FALSE(takes({12288, 4096, 4096}, 128, true)) << "longer than a span";
   EXPECT_FALSE(takes(std::vector<int>(100, 200), 128, true)) << "short ones";
-  Config config = bwd_sm90_config(packed(lengths, 64, true));
-  EXPECT_EQ(bwd_sm90_span_blocks(config), 1);
-  config.spans = true;
-  EXPECT_EQ(bwd_sm90_span_blocks(config), 64);
+  EXPECT_EQ(bwd_sm90_span_blocks(bwd_sm90_config(packed(lengths, 64, false))), 1);
+  EXPECT_EQ(bwd_sm90_span_blocks(bwd_sm90_config(packed(lengths, 64, true))), 64);
 }
 
 TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {

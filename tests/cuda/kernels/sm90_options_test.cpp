@@ -196,44 +196,25 @@ TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
   EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
 }
 
-TEST(Sm90Options, TilesThatHideByAMaskInTheExponentials) {
-  for (const char* line :
-       {"b1 h16 s8192 d64 bf16 mask=1,1,q,k", "b1 h16 s8192 d128 f16 mask=b,1,q,k sink",
-        "b1 h16 s8192 d128 bf16 causal mask=1,1,q,k"}) {
-    const Problem p = problem(line);
-    ASSERT_FALSE(sm90_trial_tiles(p).empty()) << line;
-    for (const Sm90Tile& tile : sm90_trial_tiles(p)) {
-      const fwd_sm90::Config config = sm90_config(p, tile, false);
-      EXPECT_TRUE(config.schedule.hides_late && goes_together(config)) << line;
+TEST(Sm90Options, TilesOf128x128MakeDropoutsBitsInTheirTurns) {
+  for (const char* dims : {"d96", "d128"}) {
+    const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
+    for (const char* more : {"", " causal", " causal sink mask=1,1,q,k", " bias=1,1,q,k"}) {
+      const fwd_sm90::Config config = forward_config(line + more);
+      EXPECT_EQ(config.shape.warpgroups, 2) << line << more;
+      EXPECT_TRUE(config.schedule.bits_in_turn && goes_together(config)) << line << more;
     }
-    EXPECT_FALSE(forward_config(line).schedule.hides_late) << "no plan takes it yet";
   }
-  for (const char* more : {" softcap=20", " bias=1,1,q,k:bf16"}) {
-    const Problem p = problem(std::string("b1 h16 s8192 d64 bf16 mask=1,1,q,k") + more);
-    EXPECT_FALSE(sm90_config(p, sm90_trial_tiles(p)[0], false).schedule.hides_late) << more;
-  }
+  EXPECT_FALSE(forward_config("b1 h16 s8192 d64 bf16 dropout=0.1").schedule.bits_in_turn);
+  EXPECT_FALSE(forward_config("b1 h16 s8192 d256 bf16 dropout=0.1").schedule.bits_in_turn);
+  EXPECT_FALSE(forward_config("b1 h16 s8192 d128 bf16").schedule.bits_in_turn);
 }
 
-TEST(Sm90Options, TilesThatMakeDropoutsBitsInTheirTurnsOrByTheProducer) {
-  for (const char* dims : {"d64", "d96", "d128"}) {
-    const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
-    for (const char* more : {"", " causal sink mask=1,1,q,k", " bias=1,1,q,k", " window=900,0"}) {
-      const Problem p = problem(line + more);
-      const auto tiles = sm90_trial_tiles(p);
-      ASSERT_GE(tiles.size(), 2U) << line << more;
-      for (const Sm90Tile& tile : tiles) {
-        const fwd_sm90::Config config = sm90_config(p, tile, false);
-        EXPECT_EQ(config.schedule.makes_bits, &tile == &tiles.back()) << line << more;
-        EXPECT_EQ(config.schedule.bits_in_turn, &tile == &tiles.back() ? 0 : 1) << line << more;
-        EXPECT_TRUE(goes_together(config)) << line << more;
-        EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line << more;
-      }
-      const fwd_sm90::Schedule planned = forward_config(line + more).schedule;
-      EXPECT_FALSE(planned.makes_bits || planned.bits_in_turn > 0) << "no plan takes it yet";
-    }
+TEST(Sm90Options, AMaskOfPairsTakesTilesOf128Keys) {
+  for (const char* more : {"", " causal", " sink"}) {
+    const auto config = forward_config("b1 h16 s8192 d128 bf16 mask=1,1,q,k" + std::string(more));
+    EXPECT_EQ(config.shape.block_n, 128) << more;
   }
-  EXPECT_TRUE(sm90_trial_tiles(problem("b1 h16 s8192 d256 bf16 dropout=0.1")).empty());
-  EXPECT_TRUE(sm90_trial_tiles(problem("b1 h16 s8192 d64 bf16")).empty());
 }
 
 // A mask takes a bit a pair of what it does not broadcast over; words of 128 or fewer elements.

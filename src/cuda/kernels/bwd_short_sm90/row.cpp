@@ -210,10 +210,6 @@ void run(const KernelRow& /*row*/, const Problem& p, const Context& context) {
   launch(kernel, {.x = grid}, context.stream, args);
 }
 
-std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
-  return may_share(p) ? "no card has timed query heads that share their sums" : "";
-}
-
 }  // namespace
 
 Config bwd_short_sm90_config(const Problem& p, ShortJobs jobs) {
@@ -313,8 +309,7 @@ const KernelRow kFlashBackwardShortSm90 = {
     .pass = Pass::backward,
     .summary = "short sequences in one launch, no sums in memory; head dims to 128; wgmma, TMA",
     .prepare = prepare,
-    .run = run,
-    .on_trial = on_trial};
+    .run = run};
 
 void add_bwd_short_sm90_units(std::vector<PackUnit>& units, int arch, bool two_plane) {
   if (arch != 90) return;

@@ -77,6 +77,19 @@ constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
 
+/// Whether a head of packed sequences is divided into spans: where it does not stay in the L2
+/// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
+bool takes_spans(const Problem& p, Config config) {
+  if (!p.packed || config.large_dim() || config.listed()) return false;
+  if (config.mask != Mask::right || p.group() > 1) return false;
+  constexpr std::int64_t kMeanRows = 1024;
+  if (p.total_q < 2 * kSpanRows || p.seq_q > kSpanRows || p.total_q < kMeanRows * p.batch)
+    return false;
+  // The offsets of all sequences lie in shared memory.
+  config.spans = true;
+  return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
+}
+
 }  // namespace
 
 int bwd_sm90_padded(std::int64_t dim) {
@@ -165,6 +178,7 @@ Config bwd_sm90_config(const Problem& p) {
       bwd_sm90_sharers(p, config) == 1)
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
+  config.spans = takes_spans(p, config);
   return config;
 }
 
@@ -210,16 +224,6 @@ std::int64_t bwd_sm90_key_blocks(const Problem& p, const Config& config) {
 
 std::int64_t bwd_sm90_tiles(const Problem& p, const Config& config) {
   return p.stored_batch() * p.heads_k * bwd_sm90_key_blocks(p, config);
-}
-
-bool bwd_sm90_takes_spans(const Problem& p, bwd_sm90::Config config) {
-  if (!p.packed || config.large_dim() || config.mask != Mask::right || p.group() > 1) return false;
-  constexpr std::int64_t kMeanRows = 1024;
-  if (p.total_q < 2 * kSpanRows || p.seq_q > kSpanRows || p.total_q < kMeanRows * p.batch)
-    return false;
-  // The offsets of all sequences lie in shared memory.
-  config.spans = true;
-  return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
 }
 
 int bwd_sm90_span_blocks(const Config& config) {

@@ -50,10 +50,6 @@ std::int64_t bwd_sm90_tiles(const Problem& problem, const bwd_sm90::Config& conf
 /// are not.
 int bwd_sm90_parts(const Problem& problem, const bwd_sm90::Config& config);
 
-/// Whether a head of packed sequences may be divided into spans: where it does not stay in the L2
-/// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
-/// NOTE: no plan does so yet, for no card has timed it (lab/bwd_sm90.md).
-bool bwd_sm90_takes_spans(const Problem& problem, bwd_sm90::Config config);
 /// Blocks of keys of a span at least; 1 without spans.
 int bwd_sm90_span_blocks(const bwd_sm90::Config& config);
 

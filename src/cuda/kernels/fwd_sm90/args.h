@@ -65,12 +65,9 @@ struct Schedule {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  bool makes_bits = false;  ///< dropout: the producer's warpgroup makes the bits
-  /// Dropout: groups of bits of a block that a warpgroup makes before it passes its turn. Those who
-  /// make bits at the same time share the multiplier, and then exponentiate at the same time.
-  int bits_in_turn = 0;
-  /// Of what a bool mask hides no exponential is taken, where else it becomes -inf first.
-  bool hides_late = false;
+  /// Dropout: a warpgroup makes the first group of a block's bits before it passes its turn. Those
+  /// who make bits at the same time share the multiplier, and then exponentiate at the same time.
+  bool bits_in_turn = false;
 
   bool operator==(const Schedule&) const = default;
 };
@@ -114,12 +111,7 @@ constexpr bool goes_together(const Config& c) {
   if (s.chain_tiles && (!chains || listed)) return false;
   if (s.ping_pong && c.shape.warpgroups < 2) return false;
   if (s.halve_cut && (!halves || hides || listed || !c.trusts_maxima())) return false;
-  if (s.bits_in_turn > 0 && (!c.options.dropout || !s.ping_pong || s.makes_bits)) return false;
-  const bool masks_alone = c.options.mask && !c.options.bias() &&
-                           c.modification == Modification::none && !c.expressions.any();
-  if (s.hides_late && (!masks_alone || listed)) return false;
-  if (s.makes_bits && (!c.options.dropout || listed || c.paged() || c.shape.block_n != 128))
-    return false;
+  if (s.bits_in_turn && (!c.options.dropout || !s.ping_pong)) return false;
   if (c.pack_heads && (c.expressions.any() || c.options.dropout)) return false;
   if (c.pack_heads && c.lists == Lists::parts) return false;
   if (!c.shape.alone() && c.paged()) return false;
@@ -132,7 +124,7 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                           ///< an announced tile
   static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, listed, bias, dropout, kept, bytes;
+  int q, k, v, o, barriers, slots, listed, bias, dropout, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -149,21 +141,16 @@ struct SharedPlan {
         o(c.shape.own_o ? v + v_stage * c.shape.value_stages : q),
         barriers(v + v_stage * c.shape.value_stages +
                  (c.shape.own_o ? o_warpgroup * c.shape.warpgroups : 0)),
-        slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4 +
-                              (c.schedule.makes_bits ? 4 : 0))),
+        slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4)),
         listed(slots + 2 * kSlot),
         bias((listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages) + 15) / 16 * 16),
         dropout(bias + (c.options.bias() ? 4 * c.shape.warpgroups * bias_warp(c) : 0)),
-        kept(dropout + 4 * dropout_warp(c)),
-        bytes(c.schedule.makes_bits ? kept + 2 * kept_stage(c)
-              : c.options.dropout   ? dropout + 4 * c.shape.warpgroups * dropout_warp(c)
+        bytes(c.options.dropout ? dropout + 4 * c.shape.warpgroups * dropout_warp(c)
               : c.options.bias()
                   ? dropout
                   : listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages)) {}
   /// Dropout's words of a block of keys, for a warp: 16 bytes for four keys.
   static constexpr int dropout_warp(const Config& c) { return c.shape.block_n / 4 * 16; }
-  /// Its bits of a tile's rows and a block of keys: four words a row.
-  static constexpr int kept_stage(const Config& c) { return 64 * c.shape.warpgroups * 16; }
   /// Elements of a bias of a warp's rows and a block of keys.
   static constexpr int bias_warp(const Config& c) {
     return tile::PairRoom(c.options.pairs, false, 16, c.shape.block_n).bytes;

@@ -13,7 +13,7 @@ namespace tilewise::fwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
+struct Consumer {
   static constexpr Modification kModification = kConfig.modification;
   static constexpr int kBlockN = kConfig.shape.block_n, kScores = Scores<kConfig>::kScores;
   static constexpr int kD = kConfig.head_dim, kDv = kConfig.head_dim_v;
@@ -145,9 +145,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   // ---- softmax step
 
   /// The thread's first kCount scores; `half`: those begin there. kLifts: see add_bias.
-  /// kHidesLater: what the bool mask hides of blocks that nothing else cuts is left to the
-  /// exponentials.
-  template <bool kMasked, int kCount = kScores, bool kLifts = true, bool kHidesLater = false>
+  template <bool kMasked, int kCount = kScores, bool kLifts = true>
   __forceinline__ void adjust_scores(int block, int half = 0) {
     const int first = group_query();
     if constexpr (kListed<kConfig>) block = tile_k;
@@ -169,7 +167,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
-    } else if constexpr (kConfig.options.mask && !kListed<kConfig> && !kHidesLater) {
+    } else if constexpr (kConfig.options.mask && !kListed<kConfig>) {
       scores.mask_shown();
     }
   }
@@ -245,7 +243,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     take_listed<kConfig>(*this);
     take_options<kConfig, kMasked>(*this, block);
     products(block);
-    take_kept<kConfig>(*this);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
       trusted_step<kMasked>(block);
     } else {
@@ -269,14 +266,12 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   /// The softmax of a block without a search for its maxima, K kept until P is known to hold.
   template <bool kMasked>
   __forceinline__ void trusted_step(int block) {
-    constexpr bool kLater = kConfig.schedule.hides_late && !kMasked;
-    trusted_exponentials<kScores, kLater>(
-        [&] { adjust_scores<kMasked, kScores, false, kLater>(block); },
-        [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
+    trusted_exponentials<kScores>([&] { adjust_scores<kMasked, kScores, false>(block); },
+                                  [&] { adjust_scores<kMasked>(block); }, [&] { pack_p(); });
   }
   /// P of the thread's first kCount scores. `adjust` makes them of the product, `again` of one made
   /// once more, beside a bias also where maxima are searched for, `pack` the operand.
-  template <int kCount, bool kHides = false, class Adjust, class Again, class Pack>
+  template <int kCount, class Adjust, class Again, class Pack>
   __forceinline__ void trusted_exponentials(Adjust adjust, Again again, Pack pack) {
     if constexpr (!kConfig.options.bias()) adjust();
     bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
@@ -287,7 +282,7 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
     bool holds = false;
     if (!searches) {
       if constexpr (kConfig.options.bias()) adjust();
-      holds = scores.template trusted_softmax<kCount, kHides>(args);
+      holds = scores.template trusted_softmax<kCount>(args);
       if constexpr (kConfig.schedule.values_first)
         pack();  // beside the exponentials: no branch between
     }
@@ -301,9 +296,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
         if constexpr (kConfig.expressions.score != 0) ++scores.outgrown;
       }
       if constexpr (kConfig.options.bias()) again();
-      if constexpr (kHides) {
-        if (searches) scores.mask_shown();
-      }
       scores.template softmax<false, false, kCount>(args);
       scale_o();
       if constexpr (kConfig.schedule.values_first) pack();
@@ -354,7 +346,6 @@ struct Consumer : HeldBits<kConfig.schedule.makes_bits> {
   /// From the finished scores of the first block to P of the last.
   __forceinline__ void process_blocks() {
     int block = blocks.end - 1;
-    take_kept<kConfig>(*this);
 #pragma unroll
     for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
     if (kConfig.schedule.halve_cut && first_halved) {

@@ -12,7 +12,6 @@
 /// budgets, measurements: fwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/dropping_producer.cuh"
 #include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
 #include "cuda/kernels/fwd_sm90/paged_producer.cuh"
@@ -37,8 +36,6 @@ constexpr Registers registers() {
   if (Scores<kConfig>::kMasksListed && kConfig.shape.computing() == 3) return {32, 160};
   if (kListed<kConfig>)
     return kConfig.shape.computing() == 3 ? Registers{56, 152} : Registers{56, 224};
-  if (kConfig.schedule.makes_bits)
-    return kConfig.head_dim + kConfig.head_dim_v > 128 ? Registers{56, 224} : Registers{104, 200};
   if (kConfig.shape.warpgroups > 2) return {32, 160};
   return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
 }
@@ -57,13 +54,9 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (role == kProducerRole<kConfig>) {
     if constexpr (kGivesRegisters<kConfig>) give_registers<registers<kConfig>().producer>();
     const u32 thread = threadIdx.x - 128 * kProducerRole<kConfig>;
-    if (kConfig.paged() || kConfig.schedule.makes_bits ||
-        thread < (kConfig.lists == Lists::parts ? 32 : 1)) {
+    if (kConfig.paged() || thread < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
-        producer.run();
-      } else if constexpr (kConfig.schedule.makes_bits) {
-        DroppingProducer<kConfig> producer{{args, shared}, options_of(any)->dropout};
         producer.run();
       } else if constexpr (kListed<kConfig>) {
         ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};

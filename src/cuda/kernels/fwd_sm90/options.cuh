@@ -60,7 +60,7 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
 /// wait, or ptxas serialises them. `behind`: of KeptPairs.
 template <Config kConfig, class Consumer, class Behind = NoCall>
 __forceinline__ void take_dropout(Consumer& c, int n, Behind behind = {}) {
-  if constexpr (kConfig.options.dropout && !kConfig.schedule.makes_bits) {
+  if constexpr (kConfig.options.dropout) {
     const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
     const typename Scores<kConfig>::Kept made(
         c.scores.options->dropout, c.tile.batch * c.args.heads_q + c.tile.head,
@@ -76,54 +76,13 @@ __forceinline__ void take_dropout(Consumer& c, int n, Behind behind = {}) {
 /// The same of a step whose products have been issued, and the pass of its turn.
 template <Config kConfig, class Consumer>
 __forceinline__ void take_dropout_and_pass(Consumer& c, int n) {
-  if constexpr (kConfig.schedule.bits_in_turn > 0) {
-    constexpr int kGroups = Consumer::kScores / Scores<kConfig>::kPerWord;
-    constexpr int kLast =
-        kConfig.schedule.bits_in_turn < kGroups ? kConfig.schedule.bits_in_turn - 1 : kGroups - 1;
+  if constexpr (kConfig.schedule.bits_in_turn) {
     take_dropout<kConfig>(c, n, [&](int group) {
-      if (group == kLast) c.pass_turn();
+      if (group == 0) c.pass_turn();
     });
   } else {
     c.pass_turn();
     take_dropout<kConfig>(c, n);
-  }
-}
-
-/// Where a consumer has come to in the bits that the producer makes.
-template <bool kAny>
-struct HeldBits {};
-template <>
-struct HeldBits<true> {
-  Ring<2> rBits;
-};
-/// Bits of a block that is passed over.
-template <Config kConfig, class Consumer>
-__forceinline__ void pass_kept(Consumer& c) {
-  if constexpr (kConfig.schedule.makes_bits) {
-    const int slot = static_cast<int>(c.rBits.slot);
-    mbarrier_wait(c.shared.bits_full(slot), c.rBits.parity);
-    if (c.lane == 0) mbarrier_arrive(c.shared.bits_empty(slot));
-    c.rBits.advance();
-  }
-}
-/// The bits of the thread's scores of a block, which the producer has made: each byte of a row's
-/// four words is one lane's.
-template <Config kConfig, class Consumer>
-__forceinline__ void take_kept(Consumer& c) {
-  if constexpr (kConfig.schedule.makes_bits) {
-    const int slot = static_cast<int>(c.rBits.slot);
-    mbarrier_wait(c.shared.bits_full(slot), c.rBits.parity);
-    const u32 from = c.shared.bits(slot) + local_row<kConfig>(c, 0) * 16 + c.warpgroup * 1024;
-    const u32 mine = static_cast<u32>(c.lane % 4) * 0x11U + 0x40U;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Bytes16 w = load_shared_16(from + r * 128);
-      c.scores.kept[r] =
-          permute_bytes(permute_bytes(w.x, w.y, mine), permute_bytes(w.z, w.w, mine), 0x5410U);
-    }
-    __syncwarp();  // all lanes have read
-    if (c.lane == 0) mbarrier_arrive(c.shared.bits_empty(slot));
-    c.rBits.advance();
   }
 }
 

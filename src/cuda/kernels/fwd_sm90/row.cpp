@@ -250,9 +250,9 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
-      // A bias is staged for blocks of 128 keys.
-      const Sm90Tile& tile =
-          p.bias.defined() && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
+      // As plans choose: a bias is staged for blocks of 128 keys, masks and dropout are faster.
+      const bool by_128 = p.bias.defined() || p.mask.defined() || drops(p);
+      const Sm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
                        .instruction = "wgmma.mma_async",

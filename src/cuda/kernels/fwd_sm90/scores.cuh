@@ -267,9 +267,9 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
   using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true,
-                         (kConfig.schedule.bits_in_turn > 0)>;
+                         kConfig.schedule.bits_in_turn>;
   /// Scores of a word of `kept`.
-  static constexpr int kPerWord = kConfig.schedule.makes_bits ? kScores / 2 : 4 * Kept::kGroup;
+  static constexpr int kPerWord = 4 * Kept::kGroup;
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.
   /// NOTE: opaque, or the tests of two places of a step are made once, and their answers kept.
   __forceinline__ void drop() {
@@ -279,10 +279,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
         const u32 bits = static_cast<u32>(opaque(static_cast<int>(this->kept[word])));
 #pragma unroll
         for (int i = 0; i < kPerWord; ++i) {
-          // Words that the producer makes are each of a row.
-          const int at =
-              kConfig.schedule.makes_bits ? 4 * (i / 2) + 2 * word + i % 2 : word * kPerWord + i;
-          if ((bits >> i & 1) == 0) rS[at] = 0.0F;
+          if ((bits >> i & 1) == 0) rS[word * kPerWord + i] = 0.0F;
         }
       }
     }
@@ -363,8 +360,8 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
   }
 
-  /// (F8) P = exp(S - m) in place; sums over the thread's columns. kHides: but what `shown` hides.
-  template <Cap kCap, int kCount = kScores, bool kAdds = false, bool kHides = false>
+  /// (F8) P = exp(S - m) in place; sums over the thread's columns.
+  template <Cap kCap, int kCount = kScores, bool kAdds = false>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
                                     float (&sum)[2][2]) {
 #pragma unroll
@@ -378,20 +375,14 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       }
       float against = -base[r];
       if constexpr (kAdds) against = __fmaf_rn(side, column_of(i), against);
-      if constexpr (kHides) {
-        const float x = __fmaf_rn(rS[i], factor, against);
-        rS[i] = 0.0F;
-        if ((this->shown[r] >> (i / 4 * 2 + i % 2) & 1) != 0) rS[i] = exp2_approx(x);
-      } else {
-        rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
-      }
+      rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
       sum[r][i % 2] += rS[i];
     }
   }
 
   /// S becomes P in place against the maxima so far, and l follows, when no P of the warp outgrew
   /// them. Otherwise false, l stays, and S is lost. A maximum that is -inf or huge is not trusted.
-  template <int kCount, bool kHides = false>
+  template <int kCount>
   __forceinline__ bool trusted_softmax(const Args& args) {
     float base[2], sum[2][2] = {};
 #pragma unroll
@@ -399,7 +390,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount, kAddsAlibi, kHides>(args, exponent_scale(args), base, sum);
+    exponentials<Cap::before, kCount, kAddsAlibi>(args, exponent_scale(args), base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;

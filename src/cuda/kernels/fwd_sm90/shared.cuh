@@ -19,8 +19,7 @@ struct Shared {
   static constexpr int kWarps = 4 * kConfig.shape.computing();
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// Warps that read an announced tile: the consumers, and producers that do not announce.
-  static constexpr int kReaders =
-      kWarps + (kConfig.paged() || kConfig.schedule.makes_bits ? kProducerWarps - 1 : 0);
+  static constexpr int kReaders = kWarps + (kConfig.paged() ? kProducerWarps - 1 : 0);
   u32 base;
 
   __forceinline__ u32 q(int buffer, int warpgroup) const {
@@ -49,12 +48,6 @@ struct Shared {
     return barrier(4 * kStages + 2 * kConfig.shape.q_buffers * kWarpgroups + slot);
   }
   __forceinline__ u32 tile_empty(int slot) const { return tile_full(slot) + 2 * kMbarrierBytes; }
-  /// Dropout's bits of a block, of two.
-  __forceinline__ u32 bits_full(int index) const { return tile_full(4 + index); }
-  __forceinline__ u32 bits_empty(int index) const { return tile_full(6 + index); }
-  __forceinline__ u32 bits(int index) const {
-    return base + kPlan.kept + index * SharedPlan::kept_stage(kConfig);
-  }
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
@@ -75,10 +68,6 @@ struct Shared {
     for (int i = 0; i < kConfig.shape.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);
       mbarrier_init(q_empty(0, i), kConfig.shape.own_o ? 4 : 1);
-    }
-    for (int s = 0; s < 2 && kConfig.schedule.makes_bits; ++s) {
-      mbarrier_init(bits_full(s), kProducerWarps);
-      mbarrier_init(bits_empty(s), kWarps);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);

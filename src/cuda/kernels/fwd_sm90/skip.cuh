@@ -21,7 +21,6 @@ __forceinline__ int skip_right(Consumer& c) {
         c.await_turn();
         c.pass_turn();
       }
-      pass_kept<kConfig>(c);
       c.release_k();
       if constexpr (kKeysOnly) {
         ++skipped;
@@ -40,7 +39,6 @@ __forceinline__ void skip_left(Consumer& c) {
       c.wait_k();
       c.await_turn();
       c.pass_turn();
-      pass_kept<kConfig>(c);
       c.release_k();
       c.wait_v();
       c.release_v();

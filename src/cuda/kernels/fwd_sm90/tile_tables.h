@@ -91,35 +91,6 @@ inline constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
-// With dropout: the tiles above with turns that hold for half of the bits, under a mask too; two
-// warpgroups whose bits the producer's makes, which leave it registers.
-constexpr Sm90Tile bits_in_turn(Sm90Tile tile) {
-  tile.schedule.bits_in_turn = 1;
-  tile.masked_turns = true;
-  return tile;
-}
-constexpr Sm90Tile makes_bits(Sm90Tile tile) {
-  tile.schedule.makes_bits = true;
-  return tile;
-}
-inline constexpr Sm90Tile kDrops64[] = {
-    bits_in_turn(kTiles64[0]),
-    makes_bits({two_q(shape(2, 128, 4)),
-                {1.2, 0.85},
-                {0.9, 0.9},
-                {.values_first = true, .chain_tiles = true, .dynamic = true}})};
-inline constexpr Sm90Tile kDrops96[] = {bits_in_turn(kTiles96[0]), makes_bits(kTiles96[1])};
-inline constexpr Sm90Tile kDrops128[] = {bits_in_turn(kTiles128[0]), bits_in_turn(kTiles128[1]),
-                                         makes_bits(kTiles128[1])};
-
-// With a bool mask of pairs: the tiles above, where what it hides is left out of the exponentials.
-constexpr Sm90Tile hides_late(Sm90Tile tile) {
-  tile.schedule.hides_late = true;
-  return tile;
-}
-inline constexpr Sm90Tile kHides64[] = {hides_late(kTiles64[0])};
-inline constexpr Sm90Tile kHides128[] = {hides_late(kTiles128[0]), hides_late(kTiles128[1])};
-
 // Walks what a bool mask leaves, in tiles of any size.
 constexpr Sm90Tile mapped(Sm90Tile tile) {
   tile.maps = true;

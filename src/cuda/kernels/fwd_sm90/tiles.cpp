@@ -139,9 +139,10 @@ double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
 
 /// What the options slow a block down by, as measured on an H200.
 double options_factor(const Problem& p, const Sm90Tile& tile) {
-  const double drop_us = 1.4e-4 * tile.block_m() * tile.shape.block_n;
+  const double pair_us = tile.shape.warpgroups == 2 ? 1.2e-4 : 1.4e-4;
+  const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
-  if (p.mask.defined()) factor *= 1.25;
+  if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
   if (p.bias.defined())
     factor *=
         tile.shape.block_n % 64 == 0 && bias_begins_even(p) ? 2.0 : 3.0;  // by memory, one by one
@@ -222,18 +223,6 @@ std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
   const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
   if (larger <= 64) return kMasked64;
   return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
-}
-
-std::span<const Sm90Tile> sm90_trial_tiles(const Problem& p) {
-  const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
-  if (p.paged || larger > 128) return {};
-  const bool narrow = larger <= 64, wide = larger > 96;
-  if (drops(p)) {
-    if (narrow) return kDrops64;
-    return wide ? std::span<const Sm90Tile>(kDrops128) : kDrops96;
-  }
-  if (!p.mask.defined() || (!narrow && !wide)) return {};
-  return narrow ? std::span<const Sm90Tile>(kHides64) : kHides128;
 }
 
 int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
@@ -334,9 +323,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   // The short tiles of a window wait for Q as often as for keys.
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
-  schedule.makes_bits = good.makes_bits && drops(p) && !listed && !config.paged();
-  schedule.hides_late = good.hides_late && p.mask.defined() && unmodified && !listed;
-  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong ? good.bits_in_turn : 0;
+  // Timed with tiles of 128 x 128; with 192 x 80 it did not help.
+  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong &&
+                          config.shape.warpgroups == 2 && config.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
   make_room(config);

@@ -36,10 +36,6 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& problem);
 /// Those that walk what the problem's bool mask leaves, which may be none.
 std::span<const Sm90Tile> sm90_masked_tiles(const Problem& problem);
 
-/// Those that make the bits of dropout, or hide by a bool mask, in other ways. NOTE: only the
-/// emulator has run them, and no plan takes them (lab/fwd_sm90.md).
-std::span<const Sm90Tile> sm90_trial_tiles(const Problem& problem);
-
 /// log2 of the query heads (rounded up to a power of two) that a tile packs as its rows; 0: none.
 /// Heads are packed where their few queries would leave most of a tile empty.
 int sm90_pack_shift(const Problem& problem, const Sm90Tile& tile);

@@ -25,9 +25,7 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
          (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
-         (s.makes_bits ? flag_text("makes_bits", true) : "") +
-         (s.bits_in_turn > 0 ? number_text("bits_in_turn", s.bits_in_turn) : "") +
-         (s.hides_late ? flag_text("hides_late", true) : "");
+         (s.bits_in_turn ? flag_text("bits_in_turn", true) : "");
 }
 
 }  // namespace
