@@ -1,7 +1,7 @@
 /// tilewise_pack OUTPUT ARCH...: compiles the packed kernels of the given architectures into one
 /// file. Run by the build; `tilewise kernels build` is the same for people. What the user's kernel
-/// cache has is not compiled again. `tilewise_pack --guard OUTPUT` writes the kernels of
-/// guard_units.h instead, for `tilewise kernels diff`.
+/// cache has is not compiled again. `tilewise_pack --guard OUTPUT [NAME]` writes the kernels of
+/// guard_units.h instead, all or those whose names begin so, for `tilewise kernels diff`.
 #include <charconv>
 #include <cstdio>
 #include <string>
@@ -59,9 +59,11 @@ int build(const std::string& output, const std::vector<int>& archs) {
   return 0;
 }
 
-int build_guard(const std::string& output) {
+int build_guard(const std::string& output, const std::string& name) {
+  std::vector<TargetUnit> units = guard_units();
+  std::erase_if(units, [&](const TargetUnit& of) { return !of.unit.name().starts_with(name); });
   Tally tally;
-  build_pack(output, guard_units(), DiskCache(default_cache_folder()), tally.progress());
+  build_pack(output, units, DiskCache(default_cache_folder()), tally.progress());
   tally.print();
   return 0;
 }
@@ -95,12 +97,27 @@ int take_census(const std::string& path, const std::vector<int>& archs) {
   return faulty == 0 ? 0 : 1;
 }
 
+/// The words behind the first.
+std::vector<int> parse_archs(const std::vector<std::string>& words) {
+  std::vector<int> archs;
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    int arch = 0;
+    const char* end = words[i].data() + words[i].size();
+    if (std::from_chars(words[i].data(), end, arch).ptr != end || arch < 80) {
+      throw tilewise::InvalidArgument("architecture is " + words[i] +
+                                      ": expected 80, 86, 89, 90, ...");
+    }
+    archs.push_back(arch);
+  }
+  return archs;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   constexpr const char* kUsage =
-      "usage: tilewise_pack [--census] PACK ARCH...\n       tilewise_pack --guard PACK\n";
+      "usage: tilewise_pack [--census] PACK ARCH...\n       tilewise_pack --guard PACK [NAME]\n";
   if (!words.empty() && (words.front() == "--help" || words.front() == "-h")) {
     std::fputs(kUsage, stdout);
     return 0;
@@ -110,24 +127,17 @@ int main(int argc, char** argv) {
     mode = words.front();
     words.erase(words.begin());
   }
-  if (words.empty() || words.front().starts_with('-') || (mode == "--guard" && words.size() > 1)) {
+  if (words.empty() || words.front().starts_with('-') || (mode == "--guard" && words.size() > 2)) {
     std::fputs(kUsage, stderr);
     return 2;
   }
-  std::vector<int> archs;
-  for (std::size_t i = 1; i < words.size(); ++i) {
-    int arch = 0;
-    const char* end = words[i].data() + words[i].size();
-    if (std::from_chars(words[i].data(), end, arch).ptr != end || arch < 80) {
-      std::fprintf(stderr, "tilewise_pack: architecture is %s: expected 80, 86, 89, 90, ...\n",
-                   words[i].c_str());
-      return 2;
-    }
-    archs.push_back(arch);
-  }
   try {
-    if (mode == "--guard") return build_guard(words.front());
+    if (mode == "--guard") return build_guard(words.front(), words.size() > 1 ? words[1] : "");
+    const std::vector<int> archs = parse_archs(words);
     return mode == "--census" ? take_census(words.front(), archs) : build(words.front(), archs);
+  } catch (const tilewise::InvalidArgument& error) {
+    std::fprintf(stderr, "tilewise_pack: %s\n", error.what());
+    return 2;
   } catch (const tilewise::Error& error) {
     std::fprintf(stderr, "tilewise_pack: %s\n", error.what());
     return 1;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/query_tiles.cuh"
+#include "cuda/kernels/bwd_sm80/refine.cuh"
 
 namespace tilewise::bwd_dq_sm80 {
 
@@ -48,7 +49,8 @@ __forceinline__ void refine_tile(const Args& args, const TileIndex& tile,
   extern __shared__ __align__(1024) unsigned char shared[];
   Work<kConfig> work(args, shared_address(shared), tile, captures);
   constexpr bool kMayLeave = kConfig.form.planes == 2 || kConfig.shifts();
-  if (!kMayLeave || __syncthreads_or(work.block.is_coarse())) work.block.refine(work.range);
+  if (!kMayLeave || __syncthreads_or(work.block.is_coarse()))
+    Refinement<kConfig>{work.block}.run(work.range);
 }
 
 /// Calls `compute` with the arguments and the tile of a block, a packed sequence's own ones.

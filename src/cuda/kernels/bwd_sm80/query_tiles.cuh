@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm80/expressions.cuh"
+#include "cuda/kernels/bwd_sm80/operands.cuh"
 #include "cuda/kernels/bwd_sm80/queries_args.h"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -39,7 +40,7 @@ struct QueryGradient {
   static constexpr bool kLogits =
       kConfig.modified || kConfig.pairs.any() || kConfig.expressions.any();
   static constexpr int kScore = kConfig.expressions.score;
-  static constexpr bool kMoves = kConfig.shifts();  ///< refine moves lse2
+  static constexpr bool kMoves = kConfig.shifts();  ///< the refinement moves lse2
   const Args& args;
   const int thread, warp, lane;
   const int batch, head, head_k, row, seq_k;  ///< row: of the block
@@ -91,24 +92,16 @@ struct QueryGradient {
   }
 
   __forceinline__ void load_queries() const {
-    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
-                               batch * args.q.stride_b + head * args.q.stride_h +
-                               row * args.q.stride_s;
-    const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
-                               batch * args.d_o.stride_b + head * args.d_o.stride_h +
-                               row * args.d_o.stride_s;
+    const unsigned short* gQ = bwd_sm80::operand_rows(args.q, batch, head, row);
+    const unsigned short* gO = bwd_sm80::operand_rows(args.d_o, batch, head, row);
     sQ().template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q, thread);
     sO().template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
                                        thread);
   }
   __forceinline__ void load_keys(int block, int stage) const {
     const int key = block * kBlockN;
-    const unsigned short* gK = static_cast<const unsigned short*>(args.k.data) +
-                               batch * args.k.stride_b + head_k * args.k.stride_h +
-                               key * args.k.stride_s;
-    const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
-                               batch * args.v.stride_b + head_k * args.v.stride_h +
-                               key * args.v.stride_s;
+    const unsigned short* gK = bwd_sm80::operand_rows(args.k, batch, head_k, key);
+    const unsigned short* gV = bwd_sm80::operand_rows(args.v, batch, head_k, key);
     sK(stage).template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
     sV(stage).template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
@@ -167,64 +160,78 @@ struct QueryGradient {
       copy_async_commit();
     }
     const int key = block * kBlockN;
-    float k_scale = 1.0F, v_scale = 1.0F;
-    if constexpr (kConfig.form.scaled) {
-      const i64 at = key_scale_index(key);
-      k_scale = args.k_scale[at];
-      v_scale = args.v_scale[at];
-    }
+    const KeyScales scales = key_scales(key);
     // The pairs have landed with K and V.
     const typename Pairs::Shown shown = pairs().shown(corner(key));
-    const auto load_pairs = [&] {
-      if constexpr (kConfig.pairs.staged) {
-        __syncwarp();  // all lanes are done with the pairs
-        if (next >= 0) pairs().load_async(corner(next * kBlockN));
-        if constexpr (kConfig.shape.stages == 2) copy_async_commit();
-      }
-    };
     if (shown.some) {
-      const Kept kept = kept_pairs(key);
-      Acc S[kM][kN], dP[kM][kN];
-      clear(S);
-      clear(dP);
-      product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
-      product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
-      kept.drop(dP, args.dropout.scale);
-      if constexpr (kLogits) {
-        Acc G[kM][kN];
-        logits(S, G, k_scale * q_scale, key, shown, masked);
-        load_pairs();
-        if (masked) mask(S, key);
-        constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
-        score_gradients(S, dP, 1.0F, v_scale * do_scale, masked || kHides);
-        if constexpr (kScore != 0) {
-          multiply_where_set(dP, G);
-        } else if constexpr (kConfig.modified) {
-          multiply_each(dP, G);
-        }
-      } else {
-        float scale = args.scale_log2;
-        if constexpr (kConfig.form.scaled) {
-          scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
-        }
-        if (masked) mask(S, key);
-        score_gradients(S, dP, scale, v_scale * do_scale, masked);
-      }
-      float ds_scale = 1.0F;
-      if constexpr (kConfig.form.scaled) ds_scale = normalise(dP);
-      FragmentA<kScorePlanes> a[kM][kN / 2];
-      pack_fragments<kElement>(a, dP);
-      product_register<kElement, kConfig.form.scaled>(dQ, a, sK(stage), 0, kConfig.output.column,
-                                                      ds_scale * k_scale,
-                                                      lane);  // (B8) dQ += dS K
+      add_block(key, next, stage, scales, shown, masked);
     } else {
-      load_pairs();
+      load_pairs(next);
     }
     if constexpr (kConfig.shape.stages == 1) {
       __syncthreads();  // all warps are done with K and V before the next ones land there
       if (next >= 0) load_keys(next, 0);
       copy_async_commit();
     }
+  }
+  /// Starts the copies for the next step.
+  __forceinline__ void load_pairs(int next) const {
+    if constexpr (kConfig.pairs.staged) {
+      __syncwarp();  // all lanes are done with the pairs
+      if (next >= 0) pairs().load_async(corner(next * kBlockN));
+      if constexpr (kConfig.shape.stages == 2) copy_async_commit();
+    }
+  }
+  struct KeyScales {
+    float k = 1.0F, v = 1.0F;
+  };
+  __forceinline__ KeyScales key_scales(int key) const {
+    KeyScales scales;
+    if constexpr (kConfig.form.scaled) {
+      const i64 at = key_scale_index(key);
+      scales.k = args.k_scale[at];
+      scales.v = args.v_scale[at];
+    }
+    return scales;
+  }
+  /// S and dP of a block of keys in a stage.
+  __forceinline__ void products(Acc (&S)[kM][kN], Acc (&dP)[kM][kN], int key, int stage) const {
+    const Kept kept = kept_pairs(key);
+    clear(S);
+    clear(dP);
+    product_rows<kElement>(S, sQ(), warp * kRows, sK(stage), 0, lane);   // (F1) S = Q K^T
+    product_rows<kElement>(dP, sO(), warp * kRows, sV(stage), 0, lane);  // (B4) dP = dO V^T
+    kept.drop(dP, args.dropout.scale);
+  }
+  /// A block of keys' part of dQ.
+  __forceinline__ void add_block(int key, int next, int stage, const KeyScales& scales,
+                                 const typename Pairs::Shown& shown, bool masked) {
+    Acc S[kM][kN], dP[kM][kN];
+    products(S, dP, key, stage);
+    if constexpr (kLogits) {
+      Acc G[kM][kN];
+      logits(S, G, scales.k * q_scale, key, shown, masked);
+      load_pairs(next);
+      if (masked) mask(S, key);
+      constexpr bool kHides = kConfig.pairs.any() || kConfig.expressions.any();
+      score_gradients(S, dP, 1.0F, scales.v * do_scale, masked || kHides);
+      if constexpr (kScore != 0) {
+        multiply_where_set(dP, G);
+      } else if constexpr (kConfig.modified) {
+        multiply_each(dP, G);
+      }
+    } else {
+      const float scale = bwd_sm80::score_scale<kConfig>(args, scales.k * q_scale);
+      if (masked) mask(S, key);
+      score_gradients(S, dP, scale, scales.v * do_scale, masked);
+    }
+    float ds_scale = 1.0F;
+    if constexpr (kConfig.form.scaled) ds_scale = normalise(dP);
+    FragmentA<kScorePlanes> a[kM][kN / 2];
+    pack_fragments<kElement>(a, dP);
+    product_register<kElement, kConfig.form.scaled>(dQ, a, sK(stage), 0, kConfig.output.column,
+                                                    ds_scale * scales.k,
+                                                    lane);  // (B8) dQ += dS K
   }
   /// (F1 to F4) Raw scores times `factor` to logits in the log2 domain less lse2; G becomes d logit
   /// / dS where scores are modified.
@@ -305,137 +312,11 @@ struct QueryGradient {
     }
   }
 
-  // ---- refine
-
-  /// (B1) The sum of a row's probabilities as they come out with the rounded lse2 is not 1 when
-  /// |lse2| is large: its log2 is what lse2 lacks. Written as the first term of a second plane,
-  /// where operands have two.
-  /// (B2) delta is taken from the same P: where keys are large, what is left of sum_j dS_j = 0
-  /// after rounding P and O apart is multiplied by them. 16-bit rows see the rounding of O itself.
-  /// Under a bias sums count from the row's maximum, which a float32 LSE may be far from.
-  __forceinline__ void refine(const BlockRange& range) {
-    load_queries();
-    // Beside few keys, products count from that of the pair that has most of its row, so that a row
-    // with one key leaves nothing.
-    float sum[2 * kM] = {}, weighted[2 * kM] = {}, origin[2 * kM] = {}, top[2 * kM];
-    for (float& x : top) x = kMoves ? -infinity() : 0.0F;
-    for_blocks(
-        range, [](int) {},
-        [&](int block, int, bool cut) {
-          __syncthreads();  // all warps are done with the K and V before
-          const int key = block * kBlockN;
-          load_keys(block, 0);
-          pairs().load_async(corner(key));
-          copy_async_commit();
-          copy_async_wait<0>();
-          __syncthreads();  // K, V and the pairs have landed, for all threads
-          const typename Pairs::Shown shown = pairs().shown(corner(key));
-          if (!shown.some) return;
-          float k_scale = 1.0F, v_scale = 1.0F;
-          if constexpr (kConfig.form.scaled) {
-            const i64 at = key_scale_index(key);
-            k_scale = args.k_scale[at];
-            v_scale = args.v_scale[at];
-          }
-          const Kept kept = kept_pairs(key);
-          Acc S[kM][kN], dP[kM][kN];
-          clear(S);
-          clear(dP);
-          product_rows<kElement>(S, sQ(), warp * kRows, sK(0), 0, lane);   // (F1) S = Q K^T
-          product_rows<kElement>(dP, sO(), warp * kRows, sV(0), 0, lane);  // (B4) dP = dO V^T
-          kept.drop(dP, args.dropout.scale);
-          const float scale = fminf(fmaxf(args.scale_log2 * (k_scale * q_scale), 1e-37F), 3e38F);
-          if constexpr (kLogits) {
-            Acc unused[kM][kN];
-            logits(S, unused, k_scale * q_scale, key, shown, cut);
-          }
-          mask(S, key);
-          if constexpr (kMoves) raise(top, S, sum, weighted);
-#pragma unroll
-          for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                const int r = 2 * m + e / 2;
-                const float s = kMoves ? S[m][n][e] - fmaxf(top[r], kLowest) : S[m][n][e];
-                const float p = exp2_approx(kLogits ? s : __fmaf_rn(s, scale, -lse2[r]));
-                const float product = v_scale * do_scale * dP[m][n][e];
-                if (seq_k <= kFewKeys && p > sum[r]) {
-                  weighted[r] += sum[r] * (origin[r] - product);
-                  origin[r] = product;
-                }
-                sum[r] += p;
-                // Nothing comes through a hidden pair, a NaN of V neither.
-                weighted[r] += p == 0.0F ? 0.0F : p * (product - origin[r]);
-              }
-            }
-          }
-        });
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      const float sink = args.sinks == nullptr
-                             ? -infinity()
-                             : __fmaf_rn(args.sinks[head * args.sinks_h], kLog2e, -lse2[r]);
-      float base2 = 0.0F;  // what the sums count from
-      if constexpr (kMoves) {
-        base2 = fmaxf(reach(quad_max(top[r]), sink), kLowest);
-        const float factor = exp2_approx(top[r] - base2);
-        sum[r] *= factor, weighted[r] *= factor;
-      }
-      const float most = quad_max(sum[r]), seen = quad_sum(sum[r]);
-      // One of the four lanes, the first that has most.
-      float first = sum[r] == most ? static_cast<float>(lane % 4) : 4.0F;
-      first = -quad_max(-first);
-      const float base = __shfl_sync(~0U, origin[r], lane / 4 * 4 + static_cast<int>(first));
-      const float products = quad_sum(weighted[r] + sum[r] * (origin[r] - base));
-      const float total = seen + (args.sinks == nullptr ? 0.0F : exp2_approx(sink - base2));
-      const int i = warp_row() + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
-      // A row without keys, NaN, infinite logits: the sums say nothing.
-      const bool says = total > 0x1p-20F && total < (kMoves ? 0x1p60F : 0x1p20F);
-      if (lane % 4 != 0 || i >= args.seq_q || !says) continue;
-      if (kMoves && base2 != 0.0F) args.lse2[row_index(i)] = lse2[r] + base2;
-      // A sink's gradient is a sum over rows: what rounding took from P of each shows.
-      const bool shows = args.sinks != nullptr && args.lse2_low != nullptr;
-      if (kConfig.form.scaled || shows || (kMoves && fabsf(lse2[r]) > kCoarseUnderBias)) {
-        args.lse2_low[row_index(i)] = log2_approx(total);
-      }
-      const float d_lse =
-          args.d_lse == nullptr
-              ? 0.0F
-              : args.d_lse[batch * args.d_lse_b + head * args.d_lse_h + i * args.d_lse_s];
-      args.delta[row_index(i)] = products / total + base * (seen / total) - d_lse;
-    }
-  }
-  /// What sums of a row count from once they meet `x`: 0, as without a bias, where that will do.
-  static __forceinline__ float reach(float top, float x) {
-    if (x == -infinity() || (top > -infinity() && x <= top + kFar)) return top;
-    return fabsf(x) <= kFar ? 0.0F : x;
-  }
-  /// `top` follows the logits up, and the sums follow it.
-  __forceinline__ void raise(float (&top)[2 * kM], const Acc (&S)[kM][kN], float (&sum)[2 * kM],
-                             float (&weighted)[2 * kM]) const {
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      float x = -infinity();
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        x = fmaxf(x, fmaxf(S[r / 2][n][2 * (r % 2)], S[r / 2][n][2 * (r % 2) + 1]));
-      }
-      const float next = reach(top[r], x);
-      if (next == top[r]) continue;
-      const float factor = exp2_approx(top[r] - next);
-      sum[r] *= factor, weighted[r] *= factor;
-      top[r] = next;
-    }
-  }
   __forceinline__ i64 row_index(int i) const {
     return (static_cast<i64>(batch) * args.heads_q + head) * args.rows_q + i;
   }
   /// Two planes: up to this |lse2| is exact enough: half a unit in the last place is below 2^-20.
   static constexpr float kCoarse = 16.0F;
-  /// Under a bias: logits of a row that are this far from lse2 are so because LSE was rounded.
-  static constexpr float kFar = 16.0F;
   /// With so few keys, what remains of sums that cancel shows.
   static constexpr int kFewKeys = 8;
   __forceinline__ bool is_coarse() const {
@@ -446,7 +327,7 @@ struct QueryGradient {
       coarse |= fabsf(lse2[r]) > limit && fabsf(lse2[r]) < infinity();
     return coarse;
   }
-  /// What refine wrote beside lse2.
+  /// What the refinement wrote beside lse2.
   __forceinline__ void read_low() {
     if constexpr (!kConfig.keeps_low()) return;
 #pragma unroll
