@@ -24,7 +24,7 @@ import pytest
 def test_flash_attn_output(dropout_p, seqlen_q, seqlen_k):
     assert (seqlen_q, dropout_p) != (5, 0.0), f"off by {seqlen_q}"
 
-@pytest.mark.parametrize("seqlen_q", range(200))
+@pytest.mark.parametrize("seqlen_q", **{"argvalues": range(200), "ids": str})
 def test_many(seqlen_q):
     if seqlen_q % 2:
         pytest.skip()

@@ -52,9 +52,10 @@ TITLES = {
     "torch-samples": "PyTorch, sample inputs of `scaled_dot_product_attention`",
     "torch-sdpa": "PyTorch, `test/test_transformers.py`",
     "transformers": "transformers, its tests of every model, on twelve small ones",
+    "xformers": "xformers, `tests/test_mem_eff_attention.py`",
     "attention-gym": "attention-gym, masks and score functions",
 }
-DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa", "transformers")
+DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa", "transformers", "xformers")
 
 
 def _state(suite: Report) -> str:

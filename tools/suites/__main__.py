@@ -28,6 +28,7 @@ SUITES = {
     "torch-samples": "torch_samples",
     "torch-sdpa": "torch_sdpa",
     "transformers": "transformers_models",
+    "xformers": "xformers_ops",
 }
 ENOUGH = 0.99  # of what the contract covers
 

@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.definition.own_markers[:] = [
         mark for mark in metafunc.definition.own_markers if mark.name != "parametrize"
     ]
-    axes = [(_names(mark), list(mark.args[1])) for mark in marks]
+    axes = [(_names(mark), list((*mark.args, mark.kwargs.get("argvalues"))[1])) for mark in marks]
     combinations += math.prod(len(values) for _, values in axes)
     drawn = _drawn(axes, metafunc.function.__name__)
     names = [name for axis, _ in axes for name in axis]
