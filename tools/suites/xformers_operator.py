@@ -225,4 +225,6 @@ class BwOp(_Supported, flash.BwOp):
             dropout_seed=None if context.rng_state is None else int(context.rng_state),
             **_of_mask(inputs),
         )
-        return Gradients(dq=found.dq, dk=found.dk, dv=found.dv, db=found.dbias)
+        # xformers asks for the gradient of a plain tensor alone.
+        wanted = isinstance(inputs.attn_bias, Tensor) and inputs.attn_bias.requires_grad
+        return Gradients(found.dq, found.dk, found.dv, found.dbias if wanted else None)
