@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cpu/micro/bf16_micro.h"
 #include "plan/accounting.h"
 
 namespace tilewise::cpu {
@@ -51,8 +52,10 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       strip_rows(rows),
       chunk_heads(p.group()),
       chunks(1),
+      asks_by_head(isa >= Isa::amx),
       workers(threads) {
   const Micro& m = micro(isa);
+  row_unit = bf16 ? bf16_micro(isa).reading_rows : 1;
   lanes = bf16 ? kPairLanes : m.lanes;
   ld_q = round_up(p.head_dim, lanes);
   ld_v = round_up(p.head_dim_v, lanes);
@@ -76,16 +79,23 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       if (p.heads_k % heads == 0 && enough && fits) together = heads;
     }
   }
-  if (few) return;
+  q_rows = rows;
+  if (few) {
+    q_rows = round_up(rows, row_unit);
+    return;
+  }
   if (packs) block_keys = kPackedBlockKeys;
-  strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
-  strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
+  const std::int64_t most_rows = row_unit > 1 ? row_unit : kStripRows;
+  strip_heads = std::max<std::int64_t>(1, most_rows / p.seq_q);
+  strip_rows = std::min(most_rows, strip_heads * p.seq_q);
   // K is packed for every chunk: there are more only where threads would find no task.
   const std::int64_t strips = ceil_div(p.group(), strip_heads);
   const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
   const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
   chunk_heads = ceil_div(strips, wanted) * strip_heads;
   chunks = ceil_div(p.group(), chunk_heads);
+  // Strips of whole heads have whole units; those of parts of a head have a unit of one row.
+  if (row_unit > 1) q_rows = ceil_div(p.group(), strip_heads) * round_up(strip_rows, row_unit);
 }
 
 std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
@@ -94,15 +104,20 @@ std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
                        DType dtype = DType::float32) {
     return memory_part(name, Role::workspace, dtype, shape);
   };
-  return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
-          item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
-          item("Q rows", {g.workers, g.together * g.rows, g.ld_q},
-               g.bf16 ? DType::bfloat16 : DType::float32),
-          item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
-          item("P strip", {g.bf16 ? g.workers : 0, g.strip_rows, g.block_keys}, DType::bfloat16),
-          item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
-          item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
-          item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
+  return {
+      item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
+      item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
+      item("Q rows", {g.workers, g.together * g.q_rows, g.ld_q},
+           g.bf16 ? DType::bfloat16 : DType::float32),
+      item("Q rows to pack",
+           {g.row_unit > 1 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.ld_q},
+           DType::bfloat16),
+      item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
+      item("P strip", {g.bf16 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.block_keys},
+           DType::bfloat16),
+      item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
+      item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
+      item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
 }
 
 }  // namespace tilewise::cpu

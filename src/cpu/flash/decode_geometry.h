@@ -31,7 +31,10 @@ struct DecodeGeometry {
   std::int64_t block_keys;
   std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
   std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
+  std::int64_t row_unit;                 ///< products take whole units of a strip's rows
+  std::int64_t q_rows;                   ///< of a key head, strips in whole units
   std::int64_t together = 1;             ///< key heads of a task, block by block
+  bool asks_by_head;  ///< for the next head's rows while one's are read, not for a block's of all
   int workers;
 
   DecodeGeometry(const Problem& p, Isa isa, int threads);

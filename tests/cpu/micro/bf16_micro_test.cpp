@@ -108,13 +108,14 @@ TEST_P(Bf16Kernels, GemmKeepsInfinityAndNan) {
 
 /// Rows of B in any order, and what lies past their ends is not read.
 TEST_P(Bf16Kernels, ProductsWithListedRows) {
-  if (m().row_products == nullptr) GTEST_SKIP() << "tiles only";
-  for (const int rows : {1, 2, 3, 4, 7, 9}) {
-    for (const int dim : {8, 32, 33, 40, 72, 96, 130}) {
-      for (const int keys : {1, 4, 7, 18}) {
+  const int unit = m().reading_rows;
+  for (const int rows : {1, 2, 3, 4, 7, 9, 18}) {
+    for (const int dim : {8, 32, 33, 40, 72, 96, 130, 576}) {
+      for (const int keys : {1, 4, 7, 18, 64, 147}) {
         const int padded_dim = (dim + 31) / 32 * 32, padded_keys = (keys + 31) / 32 * 32;
-        Bits q(at(rows * padded_dim), 0);
-        Bits p(at(rows * padded_keys), 0);
+        const int padded_rows = (rows + unit - 1) / unit * unit;
+        Bits q(at(padded_rows * padded_dim), 0);
+        Bits p(at(padded_rows * padded_keys), 0);
         const Bits some = random_bits(rows * (dim + keys), 5);
         for (int r = 0; r < rows; ++r) {
           std::copy_n(&some[at(r * dim)], dim, &q[at(r * padded_dim)]);
@@ -122,15 +123,24 @@ TEST_P(Bf16Kernels, ProductsWithListedRows) {
         }
         const Bits b = random_bits(keys * dim, 6);  // without room behind the last row
         std::vector<std::int64_t> list(at(keys));
-        for (int j = 0; j < keys; ++j) list[at(j)] = (3 * j + 2) % keys * dim;
+        // Some at one distance, others at several.
+        const int turn = keys == 64 ? 1 : 3;
+        for (int j = 0; j < keys; ++j) list[at(j)] = (turn * j + 2) % keys * dim;
         const auto value = [&](int j, int i) { return bfloat16_to_float(b[at(list[at(j)] + i)]); };
         Floats s(at(rows * padded_keys), NAN);
         Floats o(at(rows * padded_dim), 1.0F);
-        const Ahead ahead{b.data(), list.data(), dim, 0, keys, dim / 2};
-        m().row_products(rows, keys, dim, q.data(), padded_dim, b.data(), list.data(), 0.5F,
+        Ahead ahead{reinterpret_cast<const char*>(b.data()), list.data(), 2, 2 * dim, keys / 2};
+        Bits factors = q;
+        for (int r = 0; unit > 1 && r < padded_rows; r += unit) {
+          m().pack_transposed_pairs(unit, padded_dim, &q[at(r * padded_dim)], padded_dim,
+                                    &factors[at(r * padded_dim)], std::ptrdiff_t{2} * unit);
+        }
+        m().enter();
+        m().row_products(rows, keys, dim, factors.data(), padded_dim, b.data(), list.data(), 0.5F,
                          s.data(), padded_keys, ahead);
         m().add_listed_rows(rows, dim, keys, p.data(), padded_keys, b.data(), list.data(), o.data(),
                             padded_dim, ahead);
+        m().leave();
         for (int r = 0; r < rows; ++r) {
           for (int j = 0; j < keys; ++j) {
             double exact = 0.0;
