@@ -465,8 +465,11 @@ bool beats_tiles(const Problem& p) {
   return few && few_query_rows(p);
 }
 
-bool reads_bf16(const Problem& p) {
+bool reads_bf16(const Problem& p, Isa isa) {
   if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
+  // Of one or two short rows, most of a tile of products is empty.
+  constexpr std::int64_t kFilled = 256;
+  if (isa >= Isa::amx && p.group() * p.seq_q * p.head_dim < kFilled) return false;
   // One row waits for memory, and a head's keys in one run come faster without being asked for.
   constexpr int kLongRow = 128;
   const bool alone = p.group() * p.seq_q == 1;
@@ -476,8 +479,8 @@ bool reads_bf16(const Problem& p) {
 }
 
 CpuForm flash_form(const Problem& p, Isa isa) {
-  const bool reads =
-      isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p) : reads_bf16(p);
+  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
+                                        : reads_bf16(p, isa);
   return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 

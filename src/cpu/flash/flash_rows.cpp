@@ -44,7 +44,7 @@ bool fills_as_rows(const Problem& p, const Problem& rows, const Hardware& machin
 /// Few query rows of bfloat16 that the row reads the keys for where they lie.
 bool reads_in_row(const KernelRow& row, const Problem& p) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  return p.pass == Pass::forward && isa >= Isa::avx512bf16 && reads_bf16(p);
+  return p.pass == Pass::forward && isa >= Isa::avx512bf16 && reads_bf16(p, isa);
 }
 
 template <Prepare kPrepare>
