@@ -15,8 +15,8 @@ constexpr std::int64_t kPackedBlockKeys = 256;
 constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
 // Of bfloat16 products: K and V of a block, beside those of the next, in the second-level cache.
 constexpr std::int64_t kBlockBytes = 128 << 10;
-constexpr std::int64_t kMostListedKeys = 128;
-constexpr int kPairLanes = 32;  // bfloat16 of a vector
+constexpr std::int64_t kMostTileRows = 128;  // of a strip
+constexpr int kPairLanes = 32;               // bfloat16 of a vector
 
 /// True when rows can be read as whole vectors where they lie.
 bool whole_rows(const Tensor& t, const Micro& micro) {
@@ -85,12 +85,22 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
     return;
   }
   if (packs) block_keys = kPackedBlockKeys;
-  const std::int64_t most_rows = row_unit > 1 ? row_unit : kStripRows;
-  strip_heads = std::max<std::int64_t>(1, most_rows / p.seq_q);
-  strip_rows = std::min(most_rows, strip_heads * p.seq_q);
+  const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
+  strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
+  strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
+  if (row_unit > 1) {
+    // Values are packed once a strip, and O is read once a block.
+    block_keys = kMostListedKeys;
+    std::int64_t most = kMostTileRows;
+    while (most > row_unit && tasks * ceil_div(rows, most) < threads) most /= 2;
+    // NOTE: softmax_step() takes four rows together, and which ones must not depend on threads.
+    constexpr std::int64_t kRowsAtOnce = 4;
+    strip_heads = std::max(kRowsAtOnce, most / p.seq_q / kRowsAtOnce * kRowsAtOnce);
+    strip_heads = std::min(strip_heads, p.group());
+    strip_rows = strip_heads * p.seq_q;
+  }
   // K is packed for every chunk: there are more only where threads would find no task.
   const std::int64_t strips = ceil_div(p.group(), strip_heads);
-  const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
   const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
   chunk_heads = ceil_div(strips, wanted) * strip_heads;
   chunks = ceil_div(p.group(), chunk_heads);

@@ -12,6 +12,7 @@ namespace tilewise::cpu {
 inline constexpr int kReadingRows = 24;  // query rows of a key head: more are worth packed keys
 inline constexpr int kStripRows = 24;    // whose strip of scores stays in the first-level cache
 inline constexpr int kMostBlockKeys = 1024;
+inline constexpr int kMostListedKeys = 128;  // of a block of bfloat16 products; tiles take more
 inline constexpr int kSplitKeys = 2048;  // fixed: results depend neither on threads nor the batch
 
 /// True when the heads of a key of `t`, K or V, lie beside each other: on its address page.

@@ -23,7 +23,7 @@ struct TileReading {
   static constexpr int kRows = kTileRows;
   static constexpr int kTogether = 4;  // tiles that accumulate side by side: no product waits
   static constexpr int kKeys = kTogether * kTileRows;
-  static constexpr int kInner = 256;  // columns of keys that are copied at a time
+  static constexpr int kInner = 640;  // columns of keys that are copied at a time
 
   /// True when 16 rows of B have one distance.
   static bool evenly_spaced(const std::int64_t* at) {
