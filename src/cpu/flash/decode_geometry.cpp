@@ -5,11 +5,14 @@
 
 #include "cpu/micro/bf16_micro.h"
 #include "plan/accounting.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kFewRows = 16;                    // query rows that leave room for long blocks
+constexpr int kRowsOfLongBlocks = 16;
+constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
+constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
 constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
 constexpr std::int64_t kPackedBlockKeys = 256;
 constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
@@ -66,10 +69,10 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
   lists_k = bf16 || (k_in_place && !packs && (p.paged || shared_k));
   lists_v = bf16 || (v_in_place && !packs && (p.paged || shared_v));
   const bool in_place = k_in_place && v_in_place, few = rows <= kReadingRows;
-  block_keys = !in_place          ? kCopiedBlockKeys
-               : bf16             ? listed_block_keys(p, 1)
-               : rows <= kFewRows ? kMostBlockKeys
-                                  : kPackedBlockKeys;
+  block_keys = !in_place                   ? kCopiedBlockKeys
+               : bf16                      ? listed_block_keys(p, 1)
+               : rows <= kRowsOfLongBlocks ? kMostBlockKeys
+                                           : kPackedBlockKeys;
   if (in_place && few && shared_k && shared_v && !p.block_list.defined()) {
     block_keys = bf16 ? listed_block_keys(p, p.heads_k) : kSharedBlockKeys;
     // As many as leave threads their tasks. No result depends on it.
@@ -106,6 +109,37 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
   chunks = ceil_div(p.group(), chunk_heads);
   // Strips of whole heads have whole units; those of parts of a head have a unit of one row.
   if (row_unit > 1) q_rows = ceil_div(p.group(), strip_heads) * round_up(strip_rows, row_unit);
+}
+
+bool few_query_rows(const Problem& p) {
+  if (takes_first_kernel(p)) return false;
+  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
+}
+
+bool beats_tiles(const Problem& p) {
+  // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
+  constexpr int kFewQueries = 6;
+  const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
+  return few && few_query_rows(p);
+}
+
+bool reads_bf16(const Problem& p, Isa isa) {
+  if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
+  // Of one or two short rows, most of a tile of products is empty.
+  constexpr std::int64_t kFilled = 256;
+  if (isa >= Isa::amx && p.group() * p.seq_q * p.head_dim < kFilled) return false;
+  // One row waits for memory, and a head's keys in one run come faster without being asked for.
+  constexpr int kLongRow = 128;
+  const bool alone = p.group() * p.seq_q == 1;
+  const bool run = !p.paged && !interleaved(p, p.k);
+  if (alone && (run || p.head_dim >= kLongRow)) return false;
+  return p.k.strides[3] == 1 && p.v.strides[3] == 1;
+}
+
+CpuForm flash_form(const Problem& p, Isa isa) {
+  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
+                                        : reads_bf16(p, isa);
+  return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 
 std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {

@@ -19,13 +19,10 @@
 #include "cpu/key_run.h"
 #include "cpu/micro/bf16_rows.h"
 #include "cpu/micro/elements.h"
-#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
-constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 class Decode {
@@ -452,37 +449,6 @@ class Decode {
 };
 
 }  // namespace
-
-bool few_query_rows(const Problem& p) {
-  if (takes_first_kernel(p)) return false;
-  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
-}
-
-bool beats_tiles(const Problem& p) {
-  // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
-  constexpr int kFewQueries = 6;
-  const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
-  return few && few_query_rows(p);
-}
-
-bool reads_bf16(const Problem& p, Isa isa) {
-  if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
-  // Of one or two short rows, most of a tile of products is empty.
-  constexpr std::int64_t kFilled = 256;
-  if (isa >= Isa::amx && p.group() * p.seq_q * p.head_dim < kFilled) return false;
-  // One row waits for memory, and a head's keys in one run come faster without being asked for.
-  constexpr int kLongRow = 128;
-  const bool alone = p.group() * p.seq_q == 1;
-  const bool run = !p.paged && !interleaved(p, p.k);
-  if (alone && (run || p.head_dim >= kLongRow)) return false;
-  return p.k.strides[3] == 1 && p.v.strides[3] == 1;
-}
-
-CpuForm flash_form(const Problem& p, Isa isa) {
-  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
-                                        : reads_bf16(p, isa);
-  return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
-}
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
   Decode(problem, *static_cast<const Isa*>(row.config), context).run();
