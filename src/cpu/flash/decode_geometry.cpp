@@ -3,19 +3,23 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cpu/micro/bf16_micro.h"
 #include "plan/accounting.h"
+#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kFewRows = 16;                    // query rows that leave room for long blocks
+constexpr int kRowsOfLongBlocks = 16;
+constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
+constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
 constexpr std::int64_t kCopiedBlockKeys = 128;  // copied first: float32 in the second-level cache
 constexpr std::int64_t kPackedBlockKeys = 256;
 constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-level cache
 // Of bfloat16 products: K and V of a block, beside those of the next, in the second-level cache.
 constexpr std::int64_t kBlockBytes = 128 << 10;
-constexpr std::int64_t kMostListedKeys = 128;
-constexpr int kPairLanes = 32;  // bfloat16 of a vector
+constexpr std::int64_t kMostTileRows = 128;  // of a strip
+constexpr int kPairLanes = 32;               // bfloat16 of a vector
 
 /// True when rows can be read as whole vectors where they lie.
 bool whole_rows(const Tensor& t, const Micro& micro) {
@@ -51,8 +55,10 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       strip_rows(rows),
       chunk_heads(p.group()),
       chunks(1),
+      asks_by_head(isa >= Isa::amx),
       workers(threads) {
   const Micro& m = micro(isa);
+  row_unit = bf16 ? bf16_micro(isa).reading_rows : 1;
   lanes = bf16 ? kPairLanes : m.lanes;
   ld_q = round_up(p.head_dim, lanes);
   ld_v = round_up(p.head_dim_v, lanes);
@@ -63,10 +69,10 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
   lists_k = bf16 || (k_in_place && !packs && (p.paged || shared_k));
   lists_v = bf16 || (v_in_place && !packs && (p.paged || shared_v));
   const bool in_place = k_in_place && v_in_place, few = rows <= kReadingRows;
-  block_keys = !in_place          ? kCopiedBlockKeys
-               : bf16             ? listed_block_keys(p, 1)
-               : rows <= kFewRows ? kMostBlockKeys
-                                  : kPackedBlockKeys;
+  block_keys = !in_place                   ? kCopiedBlockKeys
+               : bf16                      ? listed_block_keys(p, 1)
+               : rows <= kRowsOfLongBlocks ? kMostBlockKeys
+                                           : kPackedBlockKeys;
   if (in_place && few && shared_k && shared_v && !p.block_list.defined()) {
     block_keys = bf16 ? listed_block_keys(p, p.heads_k) : kSharedBlockKeys;
     // As many as leave threads their tasks. No result depends on it.
@@ -76,16 +82,64 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       if (p.heads_k % heads == 0 && enough && fits) together = heads;
     }
   }
-  if (few) return;
+  q_rows = rows;
+  if (few) {
+    q_rows = round_up(rows, row_unit);
+    return;
+  }
   if (packs) block_keys = kPackedBlockKeys;
+  const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
   strip_heads = std::max<std::int64_t>(1, kStripRows / p.seq_q);
   strip_rows = std::min<std::int64_t>(kStripRows, strip_heads * p.seq_q);
+  if (row_unit > 1) {
+    // Values are packed once a strip, and O is read once a block.
+    block_keys = kMostListedKeys;
+    std::int64_t most = kMostTileRows;
+    while (most > row_unit && tasks * ceil_div(rows, most) < threads) most /= 2;
+    // NOTE: softmax_step() takes four rows together, and which ones must not depend on threads.
+    constexpr std::int64_t kRowsAtOnce = 4;
+    strip_heads = std::max(kRowsAtOnce, most / p.seq_q / kRowsAtOnce * kRowsAtOnce);
+    strip_heads = std::min(strip_heads, p.group());
+    strip_rows = strip_heads * p.seq_q;
+  }
   // K is packed for every chunk: there are more only where threads would find no task.
   const std::int64_t strips = ceil_div(p.group(), strip_heads);
-  const std::int64_t tasks = std::max<std::int64_t>(pairs * splits, 1);
   const std::int64_t wanted = std::clamp<std::int64_t>(ceil_div(threads, tasks), 1, strips);
   chunk_heads = ceil_div(strips, wanted) * strip_heads;
   chunks = ceil_div(p.group(), chunk_heads);
+  // Strips of whole heads have whole units; those of parts of a head have a unit of one row.
+  if (row_unit > 1) q_rows = ceil_div(p.group(), strip_heads) * round_up(strip_rows, row_unit);
+}
+
+bool few_query_rows(const Problem& p) {
+  if (takes_first_kernel(p)) return false;
+  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
+}
+
+bool beats_tiles(const Problem& p) {
+  // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
+  constexpr int kFewQueries = 6;
+  const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
+  return few && few_query_rows(p);
+}
+
+bool reads_bf16(const Problem& p, Isa isa) {
+  if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
+  // Of one or two short rows, most of a tile of products is empty.
+  constexpr std::int64_t kFilled = 256;
+  if (isa >= Isa::amx && p.group() * p.seq_q * p.head_dim < kFilled) return false;
+  // One row waits for memory, and a head's keys in one run come faster without being asked for.
+  constexpr int kLongRow = 128;
+  const bool alone = p.group() * p.seq_q == 1;
+  const bool run = !p.paged && !interleaved(p, p.k);
+  if (alone && (run || p.head_dim >= kLongRow)) return false;
+  return p.k.strides[3] == 1 && p.v.strides[3] == 1;
+}
+
+CpuForm flash_form(const Problem& p, Isa isa) {
+  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
+                                        : reads_bf16(p, isa);
+  return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 
 std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
@@ -94,15 +148,20 @@ std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
                        DType dtype = DType::float32) {
     return memory_part(name, Role::workspace, dtype, shape);
   };
-  return {item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
-          item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
-          item("Q rows", {g.workers, g.together * g.rows, g.ld_q},
-               g.bf16 ? DType::bfloat16 : DType::float32),
-          item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
-          item("P strip", {g.bf16 ? g.workers : 0, g.strip_rows, g.block_keys}, DType::bfloat16),
-          item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
-          item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
-          item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
+  return {
+      item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
+      item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
+      item("Q rows", {g.workers, g.together * g.q_rows, g.ld_q},
+           g.bf16 ? DType::bfloat16 : DType::float32),
+      item("Q rows to pack",
+           {g.row_unit > 1 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.ld_q},
+           DType::bfloat16),
+      item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
+      item("P strip", {g.bf16 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.block_keys},
+           DType::bfloat16),
+      item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
+      item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
+      item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
 }
 
 }  // namespace tilewise::cpu

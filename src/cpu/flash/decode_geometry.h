@@ -12,6 +12,7 @@ namespace tilewise::cpu {
 inline constexpr int kReadingRows = 24;  // query rows of a key head: more are worth packed keys
 inline constexpr int kStripRows = 24;    // whose strip of scores stays in the first-level cache
 inline constexpr int kMostBlockKeys = 1024;
+inline constexpr int kMostListedKeys = 128;  // of a block of bfloat16 products; tiles take more
 inline constexpr int kSplitKeys = 2048;  // fixed: results depend neither on threads nor the batch
 
 /// True when the heads of a key of `t`, K or V, lie beside each other: on its address page.
@@ -31,7 +32,10 @@ struct DecodeGeometry {
   std::int64_t block_keys;
   std::int64_t strip_heads, strip_rows;  ///< that a strip of scores is of
   std::int64_t chunk_heads, chunks;      ///< query heads of a task, tasks of a pair and split
+  std::int64_t row_unit;                 ///< products take whole units of a strip's rows
+  std::int64_t q_rows;                   ///< of a key head, strips in whole units
   std::int64_t together = 1;             ///< key heads of a task, block by block
+  bool asks_by_head;  ///< for the next head's rows while one's are read, not for a block's of all
   int workers;
 
   DecodeGeometry(const Problem& p, Isa isa, int threads);

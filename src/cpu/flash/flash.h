@@ -37,8 +37,8 @@ Prepared flash_backward_bf16_prepared(const KernelRow& row, const Problem& probl
 bool few_query_rows(const Problem& problem);
 /// True where that schedule beats tiles of bfloat16 products.
 bool beats_tiles(const Problem& problem);
-/// True where it multiplies bfloat16 by vdpbf16ps.
-bool reads_bf16(const Problem& problem);
+/// True where it multiplies bfloat16 factors, by vdpbf16ps or on tiles.
+bool reads_bf16(const Problem& problem, Isa isa);
 /// Backward: true for sequences that fill half of a tile of bfloat16 products or less.
 bool half_tiles(const Problem& problem);
 /// What the time model counts, and whose terms it takes.

@@ -19,13 +19,10 @@
 #include "cpu/key_run.h"
 #include "cpu/micro/bf16_rows.h"
 #include "cpu/micro/elements.h"
-#include "plan/batch_invariance.h"
 
 namespace tilewise::cpu {
 namespace {
 
-constexpr int kFewRows = 16;      // query rows of a key head that are few whatever they are of
-constexpr int kMostQueries = 32;  // of a head: more fill the tiles of flash_fwd
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 class Decode {
@@ -42,11 +39,13 @@ class Decode {
     o_ = cut.take<float>(partial_rows * g_.ld_v);
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
-    const std::int64_t q_elems = g_.workers * g_.together * g_.rows * g_.ld_q;
+    const std::int64_t q_elems = g_.workers * g_.together * g_.q_rows * g_.ld_q;
+    const std::int64_t padded_rows = round_up(g_.strip_rows, g_.row_unit);
     q_bf16_ = g_.bf16 ? cut.take<Bf16>(q_elems) : nullptr;
     q_ = g_.bf16 ? nullptr : cut.take<float>(q_elems);
+    unpacked_q_ = cut.take<Bf16>(g_.row_unit > 1 ? g_.workers * padded_rows * g_.ld_q : 0);
     s_ = cut.take<float>(g_.workers * g_.strip_rows * (g_.block_keys + 1));
-    p_bf16_ = cut.take<Bf16>(g_.bf16 ? g_.workers * g_.strip_rows * g_.block_keys : 0);
+    p_bf16_ = cut.take<Bf16>(g_.bf16 ? g_.workers * padded_rows * g_.block_keys : 0);
     panels_ = cut.take<float>(g_.packs ? g_.workers * g_.block_keys * g_.ld_q : 0);
     k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
     v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_v);
@@ -67,7 +66,11 @@ class Decode {
     const std::int64_t* at;  ///< null: one behind the other
     std::int64_t ld;
     int storage;
-    Ahead ahead;
+  };
+
+  /// Rows of K and of V that are asked for.
+  struct Asked {
+    Ahead k, v;
   };
 
   /// The keys of a block: K's rows or, where it is packed, its panels.
@@ -75,6 +78,7 @@ class Decode {
     const TilePlace& place;
     Rows k, v;
     float* panels;
+    Asked& asked;
   };
 
   /// Where the rows of some keys begin in K and V, from a head's row 0 on.
@@ -122,10 +126,12 @@ class Decode {
     const std::int64_t end = std::min(
         {first + kSplitKeys, sequence.k_length, p_.visible_keys(sequence, q_rows - 1).end});
     if (begin >= end) return;
-    const std::int64_t q_row = slot * g_.together * g_.rows;
-    for (std::int64_t head = 0; head < g_.together * count; ++head) {
-      load_queries({sequence, b, h + head, 0, q_rows}, q_row + head * q_rows);
+    const std::int64_t q_row = slot * g_.together * g_.q_rows;
+    for (std::int64_t n = 0; n < g_.together; ++n) {
+      for_strips({sequence, b, h + n * count, 0, 0, q_rows, 0, 0}, count,
+                 [&](const Strip& strip) { load_queries(strip, q_row + n * g_.q_rows, slot); });
     }
+    products_enter();
     const QueryRows listing{b, h, 0, q_rows, count};  // lists: heads come alone
     const auto run_from = [&](std::int64_t j) {
       KeyRange run{j, j};
@@ -144,29 +150,71 @@ class Decode {
       const KeyRange after = run_from(run.end);
       list_rows(b, sequence, after, *next);
       const auto keys = static_cast<int>(run.end - run.begin);
+      const std::int64_t first_head = pair % p_.heads_k;
+      Asked asked = asked_for(first_head, g_.together, *next);
       for (std::int64_t n = 0; n < g_.together; ++n) {
         const TilePlace place{sequence,  b,      h + n * count, 0,
                               run.begin, q_rows, keys,          g_.block_keys};
-        const Block block = load_block(place, slot, n, *now, *next);
+        if (g_.asks_by_head) {
+          const bool last = n + 1 == g_.together;
+          asked = asked_for(last ? first_head : first_head + n + 1, 1, last ? *next : *now);
+        }
+        const Block block = load_block(place, slot, *now, asked);
         const State state = state_of(pair + n, split, heads.begin * q_rows);
-        for_strips(place, count,
-                   [&](const Strip& strip) { step(strip, block, slot, q_row + n * rows, state); });
+        for_strips(place, count, [&](const Strip& strip) {
+          step(strip, block, slot, q_row + n * g_.q_rows, state);
+        });
       }
       run = after;
       std::swap(now, next);
     }
+    products_leave();
   }
 
-  /// From row `row` of the workspace on: times scale, but for products of bfloat16 as they are.
-  void load_queries(const RowBlock& from, std::int64_t row) const {
+  /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
+  /// `place` is that of the first head.
+  struct Strip {
+    TilePlace place;
+    std::int64_t heads, first;
+    std::int64_t q;  ///< first row of Q in the workspace, of its key head's
+    int rows() const { return static_cast<int>(heads) * place.rows; }
+  };
+
+  /// A strip's from row `row` of the workspace on: times scale, but for products of bfloat16 as
+  /// these take them.
+  void load_queries(const Strip& strip, std::int64_t row, int slot) const {
+    const TilePlace& place = strip.place;
     const auto dim = static_cast<int>(p_.head_dim);
-    const std::int64_t first = from.sequence.q_begin;
-    if (g_.bf16) {
-      bf16_rows(p_.q, from.b, from.h, {first, from.rows, from.rows}, q_bf16_ + row * g_.ld_q,
-                g_.ld_q);
-    } else {
-      load_rows(p_.q, from.b, from.h, first, from.rows, dim, q_ + row * g_.ld_q, g_.ld_q, p_.scale);
+    const std::int64_t first = place.sequence.q_begin + place.i0;
+    const std::int64_t padded = round_up(strip.rows(), g_.row_unit);
+    const bool packs = g_.row_unit > 1;
+    const std::int64_t at = (row + strip.q) * g_.ld_q;
+    Bf16* rows =
+        packs ? unpacked_q_ + slot * round_up(g_.strip_rows, g_.row_unit) * g_.ld_q : q_bf16_ + at;
+    for (std::int64_t head = 0; head < strip.heads; ++head) {
+      const std::int64_t skipped = head * place.rows * g_.ld_q;
+      if (g_.bf16) {
+        bf16_rows(p_.q, place.b, place.h + head, {first, place.rows, place.rows}, rows + skipped,
+                  g_.ld_q);
+      } else {
+        load_rows(p_.q, place.b, place.h + head, first, place.rows, dim, q_ + at + skipped, g_.ld_q,
+                  p_.scale);
+      }
     }
+    if (!packs) return;
+    std::fill_n(rows + strip.rows() * g_.ld_q, (padded - strip.rows()) * g_.ld_q, Bf16{0});
+    for (std::int64_t r = 0; r < padded; r += g_.row_unit) {
+      products_->pack_transposed_pairs(static_cast<int>(g_.row_unit), static_cast<int>(g_.ld_q),
+                                       rows + r * g_.ld_q, g_.ld_q, q_bf16_ + at + r * g_.ld_q,
+                                       2 * g_.row_unit);
+    }
+  }
+
+  void products_enter() const {
+    if (products_ != nullptr) products_->enter();
+  }
+  void products_leave() const {
+    if (products_ != nullptr) products_->leave();
   }
 
   struct State {
@@ -178,27 +226,21 @@ class Decode {
     return {o_ + at * g_.ld_v, m_ + at, l_ + at};
   }
 
-  /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
-  /// `place` is that of the first head.
-  struct Strip {
-    TilePlace place;
-    std::int64_t heads, first;
-    int rows() const { return static_cast<int>(heads) * place.rows; }
-  };
-
   /// use(strip) for all rows of `heads` heads: whole heads where several share a strip.
   template <class Use>
   void for_strips(const TilePlace& place, std::int64_t heads, const Use& use) const {
     const std::int64_t queries = place.rows;
+    std::int64_t q = 0;
     for (std::int64_t head = 0; head < heads; head += g_.strip_heads) {
       const std::int64_t count = std::min(g_.strip_heads, heads - head);
       const std::int64_t most = g_.strip_heads > 1 || !g_.packs ? queries : kStripRows;
       for (std::int64_t i0 = 0; i0 < queries; i0 += most) {
-        Strip strip{place, count, head * queries + i0};
+        Strip strip{place, count, head * queries + i0, q};
         strip.place.h += head;
         strip.place.i0 = i0;
         strip.place.rows = static_cast<int>(std::min(most, queries - i0));
         use(strip);
+        q += round_up(strip.rows(), g_.row_unit);
       }
     }
   }
@@ -225,7 +267,7 @@ class Decode {
     float* s = s_ + slot * g_.strip_rows * (g_.block_keys + 1);
     float* alpha = s + g_.strip_rows * g_.block_keys;
     float* o = state.o + strip.first * g_.ld_v;
-    scores(rows, block, q_row + strip.first, s);  // (F1) S
+    scores(rows, block, q_row + strip.q, s);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, g_.lanes));
     for_heads(strip, s, [&](const TilePlace& head, float* logits) {
       if (steps_.elementwise()) steps_.apply(head, logits);
@@ -238,13 +280,13 @@ class Decode {
     float* l = state.l + strip.first;
     const auto ld_v = static_cast<int>(g_.ld_v);
     if (g_.bf16) {
-      Bf16* weights = p_bf16_ + slot * g_.strip_rows * g_.block_keys;
+      Bf16* weights = p_bf16_ + slot * round_up(g_.strip_rows, g_.row_unit) * g_.block_keys;
       products_->softmax_step(rows, padded, s, g_.block_keys, std::numbers::log2e_v<float>, false,
                               m, l, alpha, weights, g_.block_keys);  // (F7)-(F9)
       micro_.scale_rows(rows, ld_v, o, g_.ld_v, alpha);
       products_->add_listed_rows(rows, static_cast<int>(p_.head_dim_v), place.cols, weights,
                                  g_.block_keys, static_cast<const Bf16*>(block.v.data), block.v.at,
-                                 o, g_.ld_v, block.v.ahead);  // (F10) O
+                                 o, g_.ld_v, block.asked.v);  // (F10) O
       return;
     }
     micro_.softmax_step(rows, padded, s, g_.block_keys, m, l, alpha);  // (F7)-(F9)
@@ -258,7 +300,7 @@ class Decode {
                                           g_.ld_v);
     } else {
       micro_.add_listed_rows[v.storage](rows, ld_v, place.cols, s, g_.block_keys, v.data, v.at, o,
-                                        g_.ld_v, v.ahead);
+                                        g_.ld_v, block.asked.v);
     }
   }
 
@@ -268,7 +310,7 @@ class Decode {
     if (g_.bf16) {
       return products_->row_products(
           rows, block.place.cols, static_cast<int>(p_.head_dim), q_bf16_ + q_row * g_.ld_q, g_.ld_q,
-          static_cast<const Bf16*>(k.data), k.at, p_.scale, s, g_.block_keys, k.ahead);
+          static_cast<const Bf16*>(k.data), k.at, p_.scale, s, g_.block_keys, block.asked.k);
     }
     const float* q = q_ + q_row * g_.ld_q;
     if (!g_.packs) {
@@ -278,7 +320,7 @@ class Decode {
                                        g_.block_keys);
       } else {
         micro_.listed_products[k.storage](rows, block.place.cols, dim, q, g_.ld_q, k.data, k.at, s,
-                                          g_.block_keys, k.ahead);
+                                          g_.block_keys, block.asked.k);
       }
       return;
     }
@@ -301,20 +343,25 @@ class Decode {
     }
   }
 
-  /// Of head n of a task, which lists `now` where rows are not one behind the other: where they
-  /// lie. What the task reads after this block is asked for by its heads in turn.
-  Rows listed_rows(const Tensor& t, const TilePlace& place, std::int64_t n, const std::int64_t* now,
-                   const std::int64_t* next, int next_keys) const {
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(t.dtype));
+  /// Those that a list has, of `heads` key heads from h on.
+  Asked asked_for(std::int64_t h, std::int64_t heads, const Listing& list) const {
+    const auto rows = [&](const Tensor& t, const std::int64_t* at) -> Ahead {
+      const auto bytes = static_cast<std::int64_t>(dtype_bytes(t.dtype));
+      const std::int64_t ld = t.strides[1];
+      const std::int64_t lowest = std::min(h * ld, (h + heads - 1) * ld);
+      const std::int64_t span = (heads - 1) * std::abs(ld) + t.sizes[3];
+      return {static_cast<const char*>(t.data) + lowest * bytes, at, bytes, span * bytes,
+              list.keys};
+    };
+    return {rows(p_.k, list.k.data()), rows(p_.v, list.v.data())};
+  }
+
+  /// Rows of a block where the list `now` has them.
+  Rows listed_rows(const Tensor& t, const TilePlace& place, const std::int64_t* now) const {
+    const std::int64_t h = place.h / p_.group();
     const auto* data = static_cast<const std::byte*>(t.data);
-    const std::int64_t h = place.h / p_.group(), first = h - n, last = first + g_.together - 1;
-    const std::int64_t ld = t.strides[1], lowest = std::min(first * ld, last * ld);
-    const std::int64_t span =
-        std::max<std::int64_t>(1, (g_.together - 1) * std::abs(ld) + t.sizes[3]);
-    const std::int64_t asked = n * place.cols * t.sizes[3];
-    const Ahead ahead{data + lowest * bytes,          next,      span,
-                      static_cast<int>(asked / span), next_keys, asked % span};
-    return {data + h * ld * bytes, now, t.strides[2], storage_of(t.dtype), ahead};
+    return {data + h * t.strides[1] * static_cast<std::int64_t>(dtype_bytes(t.dtype)), now,
+            t.strides[2], storage_of(t.dtype)};
   }
 
   /// Where they lie, or as float32 in `scratch`.
@@ -324,24 +371,24 @@ class Decode {
     if (in_place) {
       const std::int64_t row = offset_of(t, place.b, h, place.sequence.k_begin + place.j0);
       const auto* data = static_cast<const std::byte*>(t.data) + row * dtype_bytes(t.dtype);
-      return {data, nullptr, t.strides[2], storage_of(t.dtype), {}};
+      return {data, nullptr, t.strides[2], storage_of(t.dtype)};
     }
     load_keys(p_, t, place.b, place.sequence, h, place.j0, place.cols, static_cast<int>(dim),
               scratch, padded);
-    return {scratch, nullptr, padded, storage_of(DType::float32), {}};
+    return {scratch, nullptr, padded, storage_of(DType::float32)};
   }
 
-  Block load_block(const TilePlace& place, int slot, std::int64_t n, const Listing& now,
-                   const Listing& next) const {
+  Block load_block(const TilePlace& place, int slot, const Listing& now, Asked& asked) const {
     float* k_rows = k_ + slot * g_.block_keys * g_.ld_q;
     float* v_rows = v_ + slot * g_.block_keys * g_.ld_v;
     const Block block{
         .place = place,
-        .k = g_.lists_k ? listed_rows(p_.k, place, n, now.k.data(), next.k.data(), next.keys)
+        .k = g_.lists_k ? listed_rows(p_.k, place, now.k.data())
                         : keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
-        .v = g_.lists_v ? listed_rows(p_.v, place, n, now.v.data(), next.v.data(), next.keys)
+        .v = g_.lists_v ? listed_rows(p_.v, place, now.v.data())
                         : keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
-        .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0)};
+        .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0),
+        .asked = asked};
     if (g_.packs) {
       pack_transposed(micro_, place.cols, static_cast<int>(p_.head_dim),
                       static_cast<const float*>(block.k.data), block.k.ld, block.panels);
@@ -398,38 +445,10 @@ class Decode {
   ScoreSteps steps_;
   Executor& executor_;
   float *o_, *m_, *l_, *q_, *s_, *panels_, *k_, *v_;
-  Bf16 *q_bf16_, *p_bf16_;
+  Bf16 *q_bf16_, *unpacked_q_, *p_bf16_;
 };
 
 }  // namespace
-
-bool few_query_rows(const Problem& p) {
-  if (takes_first_kernel(p)) return false;
-  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
-}
-
-bool beats_tiles(const Problem& p) {
-  // Tiles of bfloat16 are of one head: of six queries and less, most of a tile is empty.
-  constexpr int kFewQueries = 6;
-  const bool few = p.seq_q <= kFewQueries || p.group() * p.seq_q <= kReadingRows;
-  return few && few_query_rows(p);
-}
-
-bool reads_bf16(const Problem& p) {
-  if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
-  // One row waits for memory, and a head's keys in one run come faster without being asked for.
-  constexpr int kLongRow = 128;
-  const bool alone = p.group() * p.seq_q == 1;
-  const bool run = !p.paged && !interleaved(p, p.k);
-  if (alone && (run || p.head_dim >= kLongRow)) return false;
-  return p.k.strides[3] == 1 && p.v.strides[3] == 1;
-}
-
-CpuForm flash_form(const Problem& p, Isa isa) {
-  const bool reads = isa <= Isa::avx512 ? p.group() * p.seq_q <= kReadingRows && few_query_rows(p)
-                                        : isa == Isa::avx512bf16 && reads_bf16(p);
-  return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
-}
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
   Decode(problem, *static_cast<const Isa*>(row.config), context).run();

@@ -44,7 +44,16 @@ bool fills_as_rows(const Problem& p, const Problem& rows, const Hardware& machin
 /// Few query rows of bfloat16 that the row reads the keys for where they lie.
 bool reads_in_row(const KernelRow& row, const Problem& p) {
   const Isa isa = *static_cast<const Isa*>(row.config);
-  return p.pass == Pass::forward && isa == Isa::avx512bf16 && reads_bf16(p);
+  return p.pass == Pass::forward && isa >= Isa::avx512bf16 && reads_bf16(p, isa);
+}
+
+/// True where reading is faster than grouped(), whose keys are packed.
+bool reads_faster(const KernelRow& row, const Problem& p) {
+  constexpr std::int64_t kFewTileRows = 32, kLongRow = 128;
+  const std::int64_t rows = p.group() * p.seq_q;
+  if (rows <= kReadingRows) return true;
+  const bool tiles = *static_cast<const Isa*>(row.config) >= Isa::amx;
+  return tiles && (rows <= kFewTileRows || p.head_dim > kLongRow);
 }
 
 template <Prepare kPrepare>
@@ -55,8 +64,8 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   if (problem.pass == Pass::forward && beats_tiles(problem)) {
     const Problem rows = grouped(problem);
     const bool reads = reads_in_row(row, problem);
-    const bool few = reads && problem.group() * problem.seq_q <= kReadingRows;
-    if (!few && fills_as_rows(problem, rows, machine)) return kPrepare(row, rows, machine);
+    const bool faster = reads && reads_faster(row, problem);
+    if (!faster && fills_as_rows(problem, rows, machine)) return kPrepare(row, rows, machine);
     if (reads) {
       return flash_decode_prepared(row, with_map_sizes(problem), machine);
     }
@@ -69,10 +78,10 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 
-/// As prepare_bf16 decided: a strip that reads has fewer rows than a tile.
+/// As prepare_bf16 decided: a block that is read has fewer keys than a packed one.
 void run_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
   if (!beats_tiles(problem)) return run<flash_forward_bf16>(row, problem, context);
-  if (context.plan.block_m <= kReadingRows) return run<flash_decode>(row, problem, context);
+  if (context.plan.block_n <= kMostListedKeys) return run<flash_decode>(row, problem, context);
   flash_forward_bf16(row, grouped(problem), context);
 }
 

@@ -1,6 +1,7 @@
 /// The bfloat16 products on AMX: TDPBF16PS, 16 x 16 x 32 a time. Intel SDM 2, chapters 3 and 4;
 /// volume 1, chapter 18.
 #include "cpu/micro/bf16_attend_impl.h"
+#include "cpu/micro/bf16_tile_reading_impl.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -32,7 +33,8 @@ struct Amx {
 }  // namespace
 
 const Bf16Micro& bf16_micro_amx() {
-  static constexpr Bf16Micro kMicro = make_bf16_micro<TileProducts<Amx>>(attend<Amx>);
+  static constexpr Bf16Micro kMicro =
+      make_bf16_micro<TileProducts<Amx>, TileReading<Amx>>(attend<Amx>);
   return kMicro;
 }
 

@@ -63,12 +63,7 @@ struct Vectors {
 }  // namespace
 
 const Bf16Micro& bf16_micro_avx512bf16() {
-  static constexpr Bf16Micro kMicro = [] {
-    Bf16Micro all = make_bf16_micro<Vectors>();
-    all.row_products = row_products;
-    all.add_listed_rows = add_listed_rows;
-    return all;
-  }();
+  static constexpr Bf16Micro kMicro = make_bf16_micro<Vectors, VectorReading>();
   return kMicro;
 }
 

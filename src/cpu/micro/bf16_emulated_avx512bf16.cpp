@@ -1,6 +1,7 @@
 /// AMX's tile registers in memory, instruction by instruction, for machines that have none: the
 /// arithmetic of the AMX rows, without their speed. TILEWISE_CPU_ISA=amx_emulated takes it.
 #include "cpu/micro/bf16_attend_impl.h"
+#include "cpu/micro/bf16_tile_reading_impl.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -83,7 +84,8 @@ struct Emulated {
 }  // namespace
 
 const Bf16Micro& bf16_micro_emulated() {
-  static constexpr Bf16Micro kMicro = make_bf16_micro<TileProducts<Emulated>>(attend<Emulated>);
+  static constexpr Bf16Micro kMicro =
+      make_bf16_micro<TileProducts<Emulated>, TileReading<Emulated>>(attend<Emulated>);
   return kMicro;
 }
 

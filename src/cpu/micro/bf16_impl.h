@@ -342,7 +342,7 @@ void scale(int rows, int cols, float* x, std::ptrdiff_t ld, float factor) {
   }
 }
 
-template <class Products>
+template <class Products, class Reading>
 constexpr Bf16Micro make_bf16_micro(bool (*attend)(const AttendBlock&) = nullptr) {
   return {.enter = Products::enter,
           .leave = Products::leave,
@@ -352,8 +352,9 @@ constexpr Bf16Micro make_bf16_micro(bool (*attend)(const AttendBlock&) = nullptr
           .transpose = transpose,
           .softmax_step = softmax_step,
           .attend = attend,
-          .row_products = nullptr,
-          .add_listed_rows = nullptr,
+          .reading_rows = Reading::kRows,
+          .row_products = Reading::row_products,
+          .add_listed_rows = Reading::add_listed_rows,
           .keep = keep,
           .gradient_step = gradient_step,
           .round_gradient = round_gradient,

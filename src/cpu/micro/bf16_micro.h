@@ -83,18 +83,21 @@ struct Bf16Micro {
   /// when a row's sum of P is not below what softmax_step keeps m for, or m is not moderate. V is
   /// at most kKeptValue. Null where products and exponentials share their units.
   bool (*attend)(const AttendBlock& block);
-  // For a few rows of A and B that is read once, where it lies: row j begins at element at[j]. Null
-  // where only tiles multiply.
+  // For a few rows of A and B that is read once, where it lies: row j begins at element at[j].
 
+  /// 1: A of row_products is row-major. 16: as many rows at a time are pack_transposed_pairs() of
+  /// them, ldb = 32, and A of add_listed_rows is read up to a multiple of 16 rows and 32 columns.
+  int reading_rows;
   /// C[r, j] = factor * (row r of A . row j of B). Rows of A are zero from k on, up to a multiple
-  /// of 32; those of B are read to k. C is written up to a multiple of four columns.
+  /// of 32; those of B are read to k. C is written up to a multiple of 16 columns.
   void (*row_products)(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
                        const std::int64_t* at, float factor, float* c, std::ptrdiff_t ldc,
-                       const Ahead& ahead);
-  /// C += A B over k. A is zero in column k if k is odd; C has columns up to a multiple of 32.
+                       Ahead& ahead);
+  /// C += A B over k. A is zero from column k on, up to a multiple of 32; C has columns up to a
+  /// multiple of 32.
   void (*add_listed_rows)(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda,
                           const Bf16* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
-                          const Ahead& ahead);
+                          Ahead& ahead);
   /// p = 0 where keep is 0. cols is a multiple of 32.
   void (*keep)(int rows, int cols, const float* keep, std::ptrdiff_t ld, Bf16* p,
                std::ptrdiff_t ldp);

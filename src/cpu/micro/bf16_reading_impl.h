@@ -2,44 +2,10 @@
 /// row_products and add_listed_rows. In an unnamed namespace, as in micro_impl.h.
 #pragma once
 
-#include "cpu/micro/bf16_impl.h"
-#include "cpu/micro/micro.h"
+#include "cpu/micro/bf16_listed_impl.h"
 
 namespace tilewise::cpu {
 namespace {
-
-constexpr std::ptrdiff_t kPairLanes = 32;  // bfloat16 in a vector
-
-/// Rows of B anywhere, and what is asked for while they are read.
-struct ListedBf16 {
-  const Bf16* first;
-  const std::int64_t* at;
-  Ahead ahead;
-
-  const Bf16* row(std::ptrdiff_t j) const { return first + at[j]; }
-  /// For `elems` elements of what is read after this product.
-  void ask(std::int64_t elems) {
-    constexpr std::int64_t kLine = 64 / sizeof(Bf16);
-    const Bf16* data = static_cast<const Bf16*>(ahead.data);
-    while (elems > 0 && ahead.row < ahead.end) {
-      const Bf16* next = data + ahead.at[ahead.row] + ahead.begun;
-      const std::int64_t rest = ahead.span - ahead.begun;
-      const std::int64_t count = elems < rest ? elems : rest;
-      // Into the second-level cache: the first-level one has too few misses under way.
-      for (std::int64_t i = 0; i < count; i += kLine) __builtin_prefetch(next + i, 0, 2);
-      elems -= count;
-      ahead.begun += count;
-      if (ahead.begun < ahead.span) continue;
-      ahead.begun = 0;
-      ++ahead.row;
-    }
-  }
-};
-
-/// The first `count` < 32 elements of a row, then zeros.
-inline __m512i load_first(const Bf16* p, int count) {
-  return _mm512_maskz_loadu_epi16((1U << static_cast<unsigned>(count)) - 1U, p);
-}
 
 inline __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -154,18 +120,11 @@ inline void add_listed_tile(int k, int part, const Bf16* a, std::ptrdiff_t lda, 
       }
     }
   }
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second =
-      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
 #pragma GCC unroll 4
   for (std::ptrdiff_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
     for (std::ptrdiff_t v = 0; v < C; ++v) {
-      float* at = c + r * ldc + v * kPairLanes;
-      const __m512 low = _mm512_permutex2var_ps(acc[r][v][0], first, acc[r][v][1]);
-      const __m512 high = _mm512_permutex2var_ps(acc[r][v][0], second, acc[r][v][1]);
-      _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), low));
-      _mm512_storeu_ps(at + 16, _mm512_add_ps(_mm512_loadu_ps(at + 16), high));
+      add_unpacked(acc[r][v][0], acc[r][v][1], c + r * ldc + v * kPairLanes);
     }
   }
 }
@@ -177,11 +136,11 @@ struct Rows {};
 /// for what comes next.
 template <class Tile>
 inline void for_few_rows(int rows, ListedBf16& b, const Tile& tile) {
-  ListedBf16 asked = b;
-  asked.ahead.end = 0;
+  Ahead nothing;
+  ListedBf16 silent{b.first, b.at, nothing};
   ListedBf16* from = &b;
   int r = 0;
-  for (; r + 4 <= rows; r += 4, from = &asked) tile(Rows<4>{}, r, *from);
+  for (; r + 4 <= rows; r += 4, from = &silent) tile(Rows<4>{}, r, *from);
   switch (rows - r) {
     case 3:
       return tile(Rows<3>{}, r, *from);
@@ -194,43 +153,48 @@ inline void for_few_rows(int rows, ListedBf16& b, const Tile& tile) {
   }
 }
 
-void row_products(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
-                  const std::int64_t* at, float factor, float* c, std::ptrdiff_t ldc,
-                  const Ahead& ahead) {
-  // Some keys by all rows, then the next: they stay in the first-level cache, of which rows of many
-  // heads apart use few sets.
-  constexpr int kKeys = 16;
-  ListedBf16 listed{b, at, ahead};
-  for (std::ptrdiff_t j = 0; j < cols; j += kKeys, listed.at += kKeys) {
-    const int keys = cols - j < kKeys ? cols - static_cast<int>(j) : kKeys;
-    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
-      row_products_of<R>(keys, k, a + r * lda, lda, from, factor, c + r * ldc + j, ldc);
-    });
-  }
-}
+struct VectorReading {
+  static constexpr int kRows = 1;
 
-void add_listed_rows(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda, const Bf16* b,
-                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
-  ListedBf16 listed{b, at, ahead};
-  std::ptrdiff_t j = 0;
-  for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, listed.first += 2 * kPairLanes) {
-    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
-      add_listed_tile<R, 2, false>(k, 0, a + r * lda, lda, from, c + r * ldc + j, ldc);
-    });
+  static void row_products(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda,
+                           const Bf16* b, const std::int64_t* at, float factor, float* c,
+                           std::ptrdiff_t ldc, Ahead& ahead) {
+    // Some keys by all rows, then the next: they stay in the first-level cache, of which rows of
+    // many heads apart use few sets.
+    constexpr int kKeys = 16;
+    ListedBf16 listed{b, at, ahead};
+    for (std::ptrdiff_t j = 0; j < cols; j += kKeys, listed.at += kKeys) {
+      const int keys = cols - j < kKeys ? cols - static_cast<int>(j) : kKeys;
+      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+        row_products_of<R>(keys, k, a + r * lda, lda, from, factor, c + r * ldc + j, ldc);
+      });
+    }
   }
-  for (; j < cols; j += kPairLanes, listed.first += kPairLanes) {
-    const int rest = cols - static_cast<int>(j);
-    for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
-      float* out = c + r * ldc + j;
-      const Bf16* weights = a + r * lda;
-      if (rest >= kPairLanes) {
-        add_listed_tile<R, 1, false>(k, 0, weights, lda, from, out, ldc);
-      } else {
-        add_listed_tile<R, 1, true>(k, rest, weights, lda, from, out, ldc);
-      }
-    });
+
+  static void add_listed_rows(int rows, int cols, int k, const Bf16* a, std::ptrdiff_t lda,
+                              const Bf16* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
+                              Ahead& ahead) {
+    ListedBf16 listed{b, at, ahead};
+    std::ptrdiff_t j = 0;
+    for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, listed.first += 2 * kPairLanes) {
+      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+        add_listed_tile<R, 2, false>(k, 0, a + r * lda, lda, from, c + r * ldc + j, ldc);
+      });
+    }
+    for (; j < cols; j += kPairLanes, listed.first += kPairLanes) {
+      const int rest = cols - static_cast<int>(j);
+      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+        float* out = c + r * ldc + j;
+        const Bf16* weights = a + r * lda;
+        if (rest >= kPairLanes) {
+          add_listed_tile<R, 1, false>(k, 0, weights, lda, from, out, ldc);
+        } else {
+          add_listed_tile<R, 1, true>(k, rest, weights, lda, from, out, ldc);
+        }
+      });
+    }
   }
-}
+};
 
 }  // namespace
 }  // namespace tilewise::cpu

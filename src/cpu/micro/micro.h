@@ -38,14 +38,18 @@ struct PanelProduct {
 };
 inline constexpr int kSumTerms = 64;
 
-/// What is read after a product, to be asked for while it runs, in the order of memory: `span`
-/// elements from each of these rows on. A product asks for as much as it reads of B.
+/// Rows of K or V that are read later. Products ask for them in order while they run, for as much
+/// as they read of B.
 struct Ahead {
-  const void* data = nullptr;  ///< row 0
+  const char* data = nullptr;  ///< row 0
   const std::int64_t* at = nullptr;
-  std::int64_t span = 0;
-  int row = 0, end = 0;
-  std::int64_t begun = 0;  ///< of the first of the rows: elements that others ask for
+  std::int64_t element_bytes = 0;
+  std::int64_t bytes = 0;  ///< of each row
+  int count = 0;
+
+  int row = 0;  ///< the next to begin with
+  const char* next = nullptr;
+  std::int64_t left = 0;  ///< bytes of the row before, from `next` on
 };
 
 struct Micro {
@@ -96,10 +100,10 @@ struct Micro {
   /// The same of rows of B anywhere: row j begins at element at[j].
   void (*listed_products[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
                              const void* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
-                             const Ahead& ahead);
+                             Ahead& ahead);
   void (*add_listed_rows[3])(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
                              const void* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
-                             const Ahead& ahead);
+                             Ahead& ahead);
 
   /// One online-softmax step on a strip of logits, row by row: (F7)-(F9)
   ///   m_new = max(m, rowmax(S)), rescale = exp(m - m_new), P = exp(S - m_new) in place of S,

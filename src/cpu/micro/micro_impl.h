@@ -10,6 +10,7 @@
 /// * 2^n for integral n in a Float, also where 2^n alone would not be a normal number).
 #pragma once
 
+#include "cpu/micro/ahead_impl.h"
 #include "cpu/micro/products_impl.h"
 
 namespace tilewise::cpu {
@@ -73,20 +74,9 @@ template <class B>
 struct Listed {
   const B* first;
   const std::int64_t* at;
-  Ahead ahead;
+  Ahead& ahead;
   inline const B* row(int j) const { return first + at[j]; }
-  /// For `elems` elements of what is read after this product.
-  inline void ask(int elems) {
-    if (ahead.row >= ahead.end) return;
-    constexpr int kLine = 64 / static_cast<int>(sizeof(B));
-    const B* next = static_cast<const B*>(ahead.data) + ahead.at[ahead.row] + ahead.begun;
-    // Into the second-level cache: the first-level one has too few misses under way.
-    for (int i = 0; i < elems; i += kLine) __builtin_prefetch(next + i, 0, 2);
-    ahead.begun += elems;
-    if (ahead.begun < ahead.span) return;
-    ahead.begun = 0;
-    ++ahead.row;
-  }
+  inline void ask(int elems) { cpu::ask(ahead, elems * std::ptrdiff_t{sizeof(B)}); }
 };
 
 /// R rows of A by all rows of B, which are read in the order of memory.
@@ -128,7 +118,7 @@ void row_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
 }
 template <class V, class B>
 void listed_products(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
-                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, Ahead& ahead) {
   products_with_rows<V>(rows, cols, k, a, lda, Listed<B>{static_cast<const B*>(b), at, ahead}, c,
                         ldc);
 }
@@ -178,7 +168,7 @@ inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda
 
 template <class V, class B>
 void add_listed_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda, const void* b,
-                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, const Ahead& ahead) {
+                     const std::int64_t* at, float* c, std::ptrdiff_t ldc, Ahead& ahead) {
   constexpr int kWide = V::kVectors * V::kLanes;
   Listed<B> listed{static_cast<const B*>(b), at, ahead};
   int j = 0;

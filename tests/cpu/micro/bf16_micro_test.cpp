@@ -108,13 +108,13 @@ TEST_P(Bf16Kernels, GemmKeepsInfinityAndNan) {
 
 /// Rows of B in any order, and what lies past their ends is not read.
 TEST_P(Bf16Kernels, ProductsWithListedRows) {
-  if (m().row_products == nullptr) GTEST_SKIP() << "tiles only";
-  for (const int rows : {1, 2, 3, 4, 7, 9}) {
-    for (const int dim : {8, 32, 33, 40, 72, 96, 130}) {
-      for (const int keys : {1, 4, 7, 18}) {
+  const int unit = m().reading_rows;
+  for (const int rows : {1, 2, 3, 4, 7, 9, 18}) {
+    for (const int dim : {8, 32, 33, 40, 72, 96, 130, 576}) {
+      for (const int keys : {1, 4, 7, 18, 64, 147}) {
         const int padded_dim = (dim + 31) / 32 * 32, padded_keys = (keys + 31) / 32 * 32;
-        Bits q(at(rows * padded_dim), 0);
-        Bits p(at(rows * padded_keys), 0);
+        const int units = (rows + unit - 1) / unit;
+        Bits q(at(units * unit * padded_dim), 0), p(at(units * unit * padded_keys), 0);
         const Bits some = random_bits(rows * (dim + keys), 5);
         for (int r = 0; r < rows; ++r) {
           std::copy_n(&some[at(r * dim)], dim, &q[at(r * padded_dim)]);
@@ -123,25 +123,28 @@ TEST_P(Bf16Kernels, ProductsWithListedRows) {
         const Bits b = random_bits(keys * dim, 6);  // without room behind the last row
         std::vector<std::int64_t> list(at(keys));
         for (int j = 0; j < keys; ++j) list[at(j)] = (3 * j + 2) % keys * dim;
-        const auto value = [&](int j, int i) { return bfloat16_to_float(b[at(list[at(j)] + i)]); };
-        Floats s(at(rows * padded_keys), NAN);
-        Floats o(at(rows * padded_dim), 1.0F);
-        const Ahead ahead{b.data(), list.data(), dim, 0, keys, dim / 2};
-        m().row_products(rows, keys, dim, q.data(), padded_dim, b.data(), list.data(), 0.5F,
+        const auto f = [](Bf16 x) { return double{bfloat16_to_float(x)}; };
+        const auto value = [&](int j, int i) { return f(b[at(list[at(j)] + i)]); };
+        Floats s(at(rows * padded_keys), NAN), o(at(rows * padded_dim), 1.0F);
+        Ahead ahead{reinterpret_cast<const char*>(b.data()), list.data(), 2, 2 * dim, keys / 2};
+        Bits factors = q;
+        for (int n = 0; unit > 1 && n < units; ++n) {
+          const auto first = at(n * unit * padded_dim);
+          m().pack_transposed_pairs(unit, padded_dim, &q[first], padded_dim, &factors[first], 32);
+        }
+        m().row_products(rows, keys, dim, factors.data(), padded_dim, b.data(), list.data(), 0.5F,
                          s.data(), padded_keys, ahead);
         m().add_listed_rows(rows, dim, keys, p.data(), padded_keys, b.data(), list.data(), o.data(),
                             padded_dim, ahead);
         for (int r = 0; r < rows; ++r) {
           for (int j = 0; j < keys; ++j) {
             double exact = 0.0;
-            for (int i = 0; i < dim; ++i)
-              exact += 0.5 * bfloat16_to_float(q[at(r * padded_dim + i)]) * value(j, i);
+            for (int i = 0; i < dim; ++i) exact += 0.5 * f(q[at(r * padded_dim + i)]) * value(j, i);
             ASSERT_NEAR(s[at(r * padded_keys + j)], exact, 3e-5) << rows << ' ' << dim << ' ' << j;
           }
           for (int i = 0; i < dim; ++i) {
             double exact = 1.0;
-            for (int j = 0; j < keys; ++j)
-              exact += double{bfloat16_to_float(p[at(r * padded_keys + j)])} * value(j, i);
+            for (int j = 0; j < keys; ++j) exact += f(p[at(r * padded_keys + j)]) * value(j, i);
             ASSERT_NEAR(o[at(r * padded_dim + i)], exact, 3e-5) << rows << ' ' << dim << ' ' << i;
           }
         }
@@ -173,9 +176,8 @@ TEST_P(Bf16Kernels, Packing) {
   Bits pairs(narrow.size());
   m().pack_pairs(4, 16, narrow.data(), 16, pairs.data(), 32);
   for (int r = 0; r < 4; ++r) {
-    for (int c = 0; c < 16; ++c) {
+    for (int c = 0; c < 16; ++c)
       ASSERT_EQ(pairs[at(r / 2 * 32 + 2 * c + r % 2)], narrow[at(r * 16 + c)]);
-    }
   }
 }
 
@@ -327,9 +329,8 @@ TEST_P(Bf16Kernels, Dropping) {
   p[5] = float_to_bfloat16(NAN);
   keep[33] = 0.0F;
   m().keep(2, 32, keep.data(), 32, p.data(), 32);
-  for (int i = 0; i < 64; ++i) {
+  for (int i = 0; i < 64; ++i)
     EXPECT_EQ(bfloat16_to_float(p[at(i)]), i == 5 || i == 33 ? 0.0F : 0.5F) << i;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -454,9 +455,8 @@ TEST_P(Tiles, AttendingInTwoBlocks) {
       for (int key = x.begin[at(r)]; key < x.end[at(r)]; ++key) {
         const double p = std::exp2(x.score(r, key) - double{x.m[at(r)]} * AttendProblem::kToLog2);
         total += p;
-        for (int c = 0; c < dim_v; ++c) {
+        for (int c = 0; c < dim_v; ++c)
           exact[at(c)] += p * bfloat16_to_float(x.v[at(key * dim_v + c)]);
-        }
       }
       EXPECT_LE(total, 0x1p20);
       const auto* sums = x.sums.data() + r * 16;

@@ -107,17 +107,17 @@ TEST_P(MicroKernels, StreamedProductsOfEveryStorageType) {
           }
         }
         std::vector<float> listed_o(o.size(), 1.0F);
-        // What is asked for ahead changes no result; it begins and ends within a row.
-        const Ahead ahead{.data = stored[storage],
-                          .at = at.data(),
-                          .span = dim,
-                          .row = 1,
-                          .end = keys - 1,
-                          .begun = dim / 2};
+        // What is asked for ahead changes no result, and ends.
+        const std::int64_t element_bytes = storage == 0 ? 4 : 2;
+        Ahead ahead{.data = static_cast<const char*>(stored[storage]),
+                    .at = at.data(),
+                    .element_bytes = element_bytes,
+                    .bytes = dim * element_bytes,
+                    .count = keys / 2};
         m().listed_products[storage](rows, keys, dim, a.data(), dim, stored[storage], at.data(),
                                      listed_s.data(), keys, ahead);
         m().add_listed_rows[storage](rows, dim, keys, listed_p.data(), keys, stored[storage],
-                                     at.data(), listed_o.data(), dim, {});
+                                     at.data(), listed_o.data(), dim, ahead);
         for (int r = 0; r < rows; ++r) {
           for (int j = 0; j < keys; ++j) {
             const auto from = static_cast<std::size_t>(r * keys + (4 * j + 2) % keys);
