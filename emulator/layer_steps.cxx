@@ -17,11 +17,18 @@ using namespace tilewise::tile;
 
 #include "cuda/kernels/layers/choice.cuh"
 #include "cuda/kernels/layers/pools.cuh"
+// A product's shared memory is dynamic.
+#undef __shared__
+#define __shared__
 #include "cuda/kernels/layers/product.cuh"
 #include "layers/cpu_ops.h"
 #include "layers/cuda_ops.h"
 #include "layers/pools.h"
 #include "problem/philox.h"
+
+namespace tilewise::layer_steps {
+alignas(1024) unsigned char product_memory[product_shared(64)];
+}
 
 namespace {
 
@@ -109,49 +116,85 @@ void check_pools() {
   }
 }
 
-/// Products with every epilogue, of ragged shapes; two and three slices of k.
+/// The bias and what follows it of a Linear are those of its own product.
+struct ProductCase {
+  asam::LinearShape s;
+  bool follows;  ///< bias, GELU, residual, and z is kept
+};
+
+/// A Linear of ragged shapes, one to three slices of k; the product beside float64's.
 void check_products() {
-  struct Case {
-    asam::LinearShape s;
-    bool bias, residual, z;
-    asam::Activation f;
-  };
-  for (const Case& c : {Case{{70, 68, 65}, true, true, true, asam::Activation::gelu},
-                        Case{{3, 36, 10}, false, false, false, asam::Activation::none}}) {
-    const std::vector<float> x = draw(c.s.rows * c.s.in), w = draw(c.s.out * c.s.in);
-    const std::vector<float> bias = draw(c.s.out), residual = draw(c.s.rows * c.s.out);
-    std::vector<float> y = nans(c.s.rows * c.s.out), z = y, our_y = y, our_z = y;
-    cpu().linear(x.data(), w.data(), y.data(),
-                 {.bias = c.bias ? bias.data() : nullptr,
-                  .residual = c.residual ? residual.data() : nullptr,
-                  .z = c.z ? z.data() : nullptr,
-                  .f = c.f},
-                 c.s);
-    steps::ProductArgs args{.x = x.data(),
-                            .w = w.data(),
-                            .bias = c.bias ? bias.data() : nullptr,
-                            .residual = c.residual ? residual.data() : nullptr,
-                            .z = c.z ? our_z.data() : nullptr,
-                            .y = our_y.data(),
-                            .f = asam::device_activation(c.f),
-                            .rows = c.s.rows,
-                            .in = static_cast<int>(c.s.in),
-                            .out = static_cast<int>(c.s.out)};
+  for (const ProductCase& c : {ProductCase{{70, 68, 65}, true}, ProductCase{{3, 36, 10}, false},
+                               ProductCase{{35, 140, 70}, true}}) {
+    const asam::LinearShape s = c.s;
+    const asam::Shape out{s.rows, s.out};
+    const std::vector<float> x = draw(s.rows * s.in), w = draw(s.out * s.in);
+    const std::vector<float> bias = draw(s.out), residual = draw(s.rows * s.out);
+    const std::vector<double> x64(x.begin(), x.end()), w64(w.begin(), w.end());
+    const std::vector<double> bias64(bias.begin(), bias.end());
+    std::vector<double> truth(static_cast<std::size_t>(s.rows * s.out));
+    asam::CpuOps<double> exact(default_executor());
+    exact.linear(x64.data(), w64.data(), truth.data(),
+                 {.bias = c.follows ? bias64.data() : nullptr}, s);
+    std::vector<float> y = nans(s.rows * s.out), z = y, expected = y;
+    const steps::ProductArgs args{
+        .x = x.data(),
+        .w = w.data(),
+        .bias = c.follows ? bias.data() : nullptr,
+        .residual = c.follows ? residual.data() : nullptr,
+        .z = c.follows ? z.data() : nullptr,
+        .y = y.data(),
+        .f = c.follows ? steps::Activation::gelu : steps::Activation::none,
+        .rows = s.rows,
+        .in = static_cast<int>(s.in),
+        .out = static_cast<int>(s.out)};
     for (const int rows : {64, 32}) {
-      const std::int64_t blocks = (c.s.rows + rows - 1) / rows * ((c.s.out + 63) / 64);
-      std::fill(our_y.begin(), our_y.end(), NAN);
-      std::fill(our_z.begin(), our_z.end(), NAN);
+      const std::int64_t blocks = (s.rows + rows - 1) / rows * ((s.out + 63) / 64);
+      std::fill(y.begin(), y.end(), NAN);
+      std::fill(z.begin(), z.end(), NAN);
+      emulator::shared_base = steps::product_memory;
       run(blocks, [&] {
         rows == 64 ? steps::product_64<kConfig>(args) : steps::product_32<kConfig>(args);
       });
-      compare("product", our_y, y, 3e-6);
-      if (c.z) compare("product before its activation", our_z, z, 3e-6);
+      compare("product", c.follows ? z : y, std::vector<float>(truth.begin(), truth.end()), 3e-6);
+      if (!c.follows) continue;
+      cpu().activate(z.data(), nullptr, expected.data(), asam::Activation::gelu, out);
+      cpu().add(residual.data(), expected.data(), s.rows * s.out);
+      compare("what follows it", y, expected, 1e-6);
     }
   }
 }
 
-void check_norm() {
-  const asam::Shape s{11, 41};
+/// Rows of very large and very small elements, and one that is not finite: it alone is lost.
+void check_product_of_extremes() {
+  constexpr std::int64_t kRows = 6, kIn = 72, kOut = 5;
+  std::vector<float> x = draw(kRows * kIn), w = draw(kOut * kIn);
+  const float scales[kRows] = {1e30F, 1e-30F, 1.0F, 3e37F, 1e-37F, 1.0F};
+  for (std::int64_t i = 0; i < kRows * kIn; ++i) x[i] *= scales[i / kIn];
+  for (std::int64_t i = 0; i < kIn; ++i) w[i] *= 1e-25F;
+  x[5 * kIn + 40] = INFINITY;
+  std::vector<float> y = nans(kRows * kOut);
+  const steps::ProductArgs args{
+      .x = x.data(), .w = w.data(), .y = y.data(), .rows = kRows, .in = kIn, .out = kOut};
+  emulator::shared_base = steps::product_memory;
+  run(1, [&] { steps::product_64<kConfig>(args); });
+  std::vector<float> ours, expected;
+  for (std::int64_t i = 0; i < kRows * kOut; ++i) {
+    double truth = 0.0, size = 1e-45;
+    for (std::int64_t k = 0; k < kIn; ++k) {
+      const double term =
+          static_cast<double>(x[i / kOut * kIn + k]) * static_cast<double>(w[i % kOut * kIn + k]);
+      truth += term;
+      size += std::abs(term);
+    }
+    const bool finite = i / kOut != 5;
+    ours.push_back(finite ? static_cast<float>((y[i] - truth) / size) : std::isfinite(y[i]));
+    expected.push_back(0.0F);
+  }
+  compare("product of extremes", ours, expected, 1e-6);
+}
+
+void check_norm(asam::Shape s) {
   const std::vector<float> x = draw(s.rows * s.cols), gamma = draw(s.cols), beta = draw(s.cols);
   std::vector<float> y = nans(s.rows * s.cols), statistics = nans(2 * s.rows);
   std::vector<float> our_y = y, our_statistics = statistics;
@@ -163,9 +206,56 @@ void check_norm() {
                              .statistics = our_statistics.data(),
                              .rows = s.rows,
                              .cols = static_cast<int>(s.cols)};
-  run(2, [&] { steps::layer_norm<kConfig>(args); });
+  run((s.rows + 7) / 8, [&] { steps::layer_norm<kConfig>(args); });
   compare("layer_norm", our_y, y);
   compare("statistics", our_statistics, statistics);
+
+  const std::vector<float> dy = draw(s.rows * s.cols);
+  std::vector<float> dx = draw(s.rows * s.cols), d_gamma = draw(s.cols), d_beta = draw(s.cols);
+  std::vector<float> our_dx = dx, our_d_gamma = d_gamma, our_d_beta = d_beta;
+  cpu().layer_norm_backward(x.data(), gamma.data(), statistics.data(), dy.data(), dx.data(),
+                            d_gamma.data(), d_beta.data(), s);
+  const steps::NormArgs rows{.x = x.data(),
+                             .gamma = gamma.data(),
+                             .statistics = statistics.data(),
+                             .dy = dy.data(),
+                             .dx = our_dx.data(),
+                             .rows = s.rows,
+                             .cols = static_cast<int>(s.cols)};
+  run((s.rows + 7) / 8, [&] { steps::layer_norm_backward<kConfig>(rows); });
+  const steps::ColumnArgs columns{.dy = dy.data(),
+                                  .x = x.data(),
+                                  .statistics = statistics.data(),
+                                  .sums = our_d_beta.data(),
+                                  .along = our_d_gamma.data(),
+                                  .rows = s.rows,
+                                  .cols = static_cast<int>(s.cols)};
+  run((s.cols + 7) / 8, [&] { steps::norm_columns<kConfig>(columns); });
+  compare("layer_norm_backward", our_dx, dx);
+  compare("d_gamma", our_d_gamma, d_gamma);
+  compare("d_beta", our_d_beta, d_beta);
+}
+
+/// More rows than a block looks at together, and more columns than it has threads.
+void check_embedding() {
+  const asam::Shape s{300, 270};
+  constexpr int kVocabulary = 7;
+  std::vector<int> ids(static_cast<std::size_t>(s.rows));
+  for (int& id : ids) id = static_cast<int>(random_bits() % (kVocabulary + 1)) - 1;  // -1: unknown
+  const std::vector<float> dy = draw(s.rows * s.cols);
+  std::vector<float> expected = draw(kVocabulary * s.cols), ours = expected;
+  for (std::int64_t i = 0; i < s.rows * s.cols; ++i) {
+    const int id = ids[static_cast<std::size_t>(i / s.cols)];
+    if (id >= 0) expected[static_cast<std::size_t>(id * s.cols + i % s.cols)] += dy[i];
+  }
+  const steps::EmbedArgs args{.ids = ids.data(),
+                              .y = ours.data(),
+                              .dy = dy.data(),
+                              .rows = s.rows,
+                              .cols = static_cast<int>(s.cols),
+                              .vocabulary = kVocabulary};
+  run(kVocabulary, [&] { steps::embed_backward<kConfig>(args); });
+  compare("embed_backward", ours, expected, 1e-5);
 }
 
 void check_masks() {
@@ -367,7 +457,10 @@ int main() {
   check_numbers();
   check_pools();
   check_products();
-  check_norm();
+  check_product_of_extremes();
+  check_norm({11, 41});
+  check_norm({9, 530});  // more columns than a lane holds
+  check_embedding();
   check_masks();
   check_dropout();
   check_choice();

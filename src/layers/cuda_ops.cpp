@@ -22,6 +22,7 @@ struct StepName {
   const char* entry;
   const char* args;
   const char* file = kPlain;
+  int min_blocks = 1, shared_bytes = 0;
 };
 constexpr StepName kNames[kSteps] = {
     {"copy", "CopyArgs"},
@@ -68,14 +69,15 @@ constexpr StepName kNames[kSteps] = {
     {"choice_temperature_backward", "ChoiceArgs", kChoice},
     {"narrow", "TwinArgs"},
     {"widen", "TwinArgs"},
-    {"product_64", "ProductArgs", kProduct},
-    {"product_32", "ProductArgs", kProduct},
+    {"product_64", "ProductArgs", kProduct, 2, steps::product_shared(64)},
+    {"product_32", "ProductArgs", kProduct, 2, steps::product_shared(32)},
 };
 
 steps::Tokens tokens_of(const TokenShape& s, Lengths lengths = nullptr) {
   return {static_cast<int>(s.batch), static_cast<int>(s.tokens), static_cast<int>(s.dim), lengths};
 }
 std::int64_t column_blocks(std::int64_t cols) { return ceil_div(cols, steps::kColumns); }
+std::int64_t few_columns(std::int64_t cols) { return ceil_div(cols, steps::kFewColumns); }
 /// The kernel reads TrainState through its own declaration.
 static_assert(sizeof(steps::State) == sizeof(TrainState));
 steps::State* device_state(const TrainState* state) {
@@ -90,6 +92,8 @@ cuda::KernelUnit step_unit(Step step) {
           .file = name.file,
           .config = "",
           .threads = steps::kThreads,
+          .min_blocks = name.min_blocks,
+          .shared_bytes = name.shared_bytes,
           .entry = name.entry,
           .args = name.args};
 }
@@ -151,7 +155,7 @@ void CudaOps::activate_backward(const float* z, const float* dy, float* dz, floa
   }
   if (dbias == nullptr) return;
   const steps::ColumnArgs args{.dy = dz, .sums = dbias, .rows = s.rows, .cols = cols};
-  start(Step::columns, args, column_blocks(s.cols));
+  start(Step::columns, args, few_columns(s.cols));
 }
 
 void CudaOps::layer_norm(const float* x, const float* gamma, const float* beta, float* y,
@@ -177,7 +181,7 @@ void CudaOps::layer_norm_backward(const float* x, const float* gamma, const floa
                              .dx = dx,
                              .rows = s.rows,
                              .cols = cols};
-  start(Step::layer_norm_backward, rows, s.rows);
+  start(Step::layer_norm_backward, rows, ceil_div(s.rows, std::int64_t{steps::kNormRows}));
   const steps::ColumnArgs columns{.dy = dy,
                                   .x = x,
                                   .statistics = statistics,
@@ -185,7 +189,7 @@ void CudaOps::layer_norm_backward(const float* x, const float* gamma, const floa
                                   .along = dgamma,
                                   .rows = s.rows,
                                   .cols = cols};
-  start(Step::norm_columns, columns, column_blocks(s.cols));
+  start(Step::norm_columns, columns, few_columns(s.cols));
 }
 
 void CudaOps::drop_add(const float* x, const float* a, float* y, const Drop& drop, Shape s) {
@@ -375,7 +379,7 @@ void CudaOps::embed_backward(const std::int32_t* ids, const float* dy, float* d_
 void CudaOps::read_out(const float* x, Lengths lengths, float* y, Readout readout, TokenShape s) {
   const steps::ReadArgs args{
       .shape = tokens_of(s, lengths), .last = readout == Readout::last, .from = x, .to = y};
-  start(Step::read_out, args, s.batch * ceil_div(s.dim, std::int64_t{steps::kReadColumns}));
+  start(Step::read_out, args, s.batch * few_columns(s.dim));
 }
 
 void CudaOps::read_out_backward(const float* dy, Lengths lengths, float* dx, Readout readout,

@@ -109,34 +109,34 @@ __forceinline__ float sum_of_rows(float x) {
   return sum;
 }
 
-/// One block: kColumns columns.
+/// One block: kFewColumns columns.
 template <Config>
 __forceinline__ void columns(const ColumnArgs& a) {
-  const int col = static_cast<int>(blockIdx.x) * kColumns + threadIdx.x % kColumns;
+  const int col = static_cast<int>(blockIdx.x) * kFewColumns + threadIdx.x % kFewColumns;
   float sum = 0.0F;
   if (col < a.cols) {
-    for (i64 i = threadIdx.x / kColumns; i < a.rows; i += kThreads / kColumns) {
+    for (i64 i = threadIdx.x / kFewColumns; i < a.rows; i += kThreads / kFewColumns) {
       sum += a.dy[i * a.cols + col];
     }
   }
-  sum = sum_of_rows(sum);
-  if (threadIdx.x < kColumns && col < a.cols) a.sums[col] += sum;
+  sum = sum_of_rows<kFewColumns>(sum);
+  if (threadIdx.x < kFewColumns && col < a.cols) a.sums[col] += sum;
 }
 
 template <Config>
 __forceinline__ void norm_columns(const ColumnArgs& a) {
-  const int col = static_cast<int>(blockIdx.x) * kColumns + threadIdx.x % kColumns;
+  const int col = static_cast<int>(blockIdx.x) * kFewColumns + threadIdx.x % kFewColumns;
   float sum = 0.0F, along = 0.0F;
   if (col < a.cols) {
-    for (i64 i = threadIdx.x / kColumns; i < a.rows; i += kThreads / kColumns) {
+    for (i64 i = threadIdx.x / kFewColumns; i < a.rows; i += kThreads / kFewColumns) {
       const float d = a.dy[i * a.cols + col];
       sum += d;
       along += d * (a.x[i * a.cols + col] - a.statistics[2 * i]) * a.statistics[2 * i + 1];
     }
   }
-  sum = sum_of_rows(sum);
-  along = sum_of_rows(along);
-  if (threadIdx.x >= kColumns || col >= a.cols) return;
+  sum = sum_of_rows<kFewColumns>(sum);
+  along = sum_of_rows<kFewColumns>(along);
+  if (threadIdx.x >= kFewColumns || col >= a.cols) return;
   a.sums[col] += sum;
   a.along[col] += along;
 }
@@ -146,46 +146,79 @@ __forceinline__ float sum_of_warp(float x) {
   return x;
 }
 
+/// Elements of a row that a lane holds; beyond them it reads memory each time.
+inline constexpr int kRowHeld = 8;
+
+/// A row and one of its warp's lanes, which has elements lane, lane + 32, ... All that it holds is
+/// asked for at once: behind a store, a load waits for what may be the same place.
+struct WarpRow {
+  const float* x;
+  float held[kRowHeld];
+
+  __forceinline__ WarpRow(const float* row, int cols) : x(row) {
+#pragma unroll
+    for (int n = 0; n < kRowHeld; ++n) {
+      const int j = threadIdx.x % 32 + 32 * n;
+      held[n] = j < cols ? row[j] : 0.0F;
+    }
+  }
+  /// Element j, the lane's nth.
+  __forceinline__ float at(int n, int j) const { return n < kRowHeld ? held[n] : x[j]; }
+};
+
+/// body(n, j) for every element j of a lane, its nth.
+template <class Body>
+__forceinline__ void each_of_row(int cols, const Body& body) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kRowHeld; ++n) {
+    if (lane + 32 * n < cols) body(n, lane + 32 * n);
+  }
+  for (int j = lane + 32 * kRowHeld; j < cols; j += 32) body(kRowHeld, j);
+}
+
 /// One warp: one row.
 template <Config>
 __forceinline__ void layer_norm(const NormArgs& a) {
   const i64 row = static_cast<i64>(blockIdx.x) * kNormRows + threadIdx.x / 32;
   if (row >= a.rows) return;
-  const int lane = threadIdx.x % 32;
-  const float* x = a.x + row * a.cols;
+  const WarpRow x(a.x + row * a.cols, a.cols), gamma(a.gamma, a.cols), beta(a.beta, a.cols);
   float sum = 0.0F;
-  for (int j = lane; j < a.cols; j += 32) sum += x[j];
+  each_of_row(a.cols, [&](int n, int j) { sum += x.at(n, j); });
   const float mean = sum_of_warp(sum) / static_cast<float>(a.cols);
   float squares = 0.0F;
-  for (int j = lane; j < a.cols; j += 32) squares += (x[j] - mean) * (x[j] - mean);
+  each_of_row(a.cols, [&](int n, int j) { squares += (x.at(n, j) - mean) * (x.at(n, j) - mean); });
   const float rstd = rsqrtf(sum_of_warp(squares) / static_cast<float>(a.cols) + 1e-5F);
-  for (int j = lane; j < a.cols; j += 32) {
-    a.y[row * a.cols + j] = (x[j] - mean) * rstd * a.gamma[j] + a.beta[j];
-  }
-  if (lane != 0) return;
+  float* y = a.y + row * a.cols;
+  each_of_row(a.cols, [&](int n, int j) {
+    y[j] = (x.at(n, j) - mean) * rstd * gamma.at(n, j) + beta.at(n, j);
+  });
+  if (threadIdx.x % 32 != 0) return;
   a.statistics[2 * row] = mean;
   a.statistics[2 * row + 1] = rstd;
 }
 
-/// One block: one row.
+/// One warp: one row.
 template <Config>
 __forceinline__ void layer_norm_backward(const NormArgs& a) {
-  const i64 row = blockIdx.x;
-  const float* x = a.x + row * a.cols;
-  const float* dy = a.dy + row * a.cols;
+  const i64 row = static_cast<i64>(blockIdx.x) * kNormRows + threadIdx.x / 32;
+  if (row >= a.rows) return;
+  float* dx = a.dx + row * a.cols;
+  const WarpRow x(a.x + row * a.cols, a.cols), dy(a.dy + row * a.cols, a.cols);
+  const WarpRow gamma(a.gamma, a.cols), before(dx, a.cols);
   const float mean = a.statistics[2 * row], rstd = a.statistics[2 * row + 1];
   float sum = 0.0F, along = 0.0F;
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
-    const float d = dy[j] * a.gamma[j];
+  each_of_row(a.cols, [&](int n, int j) {
+    const float d = dy.at(n, j) * gamma.at(n, j);
     sum += d;
-    along += d * (x[j] - mean) * rstd;
-  }
-  sum = sum_of_block(sum) / static_cast<float>(a.cols);
-  along = sum_of_block(along) / static_cast<float>(a.cols);
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
-    const float normal = (x[j] - mean) * rstd;
-    a.dx[row * a.cols + j] += rstd * (dy[j] * a.gamma[j] - sum - normal * along);
-  }
+    along += d * (x.at(n, j) - mean) * rstd;
+  });
+  sum = sum_of_warp(sum) / static_cast<float>(a.cols);
+  along = sum_of_warp(along) / static_cast<float>(a.cols);
+  each_of_row(a.cols, [&](int n, int j) {
+    const float normal = (x.at(n, j) - mean) * rstd;
+    dx[j] = before.at(n, j) + rstd * (dy.at(n, j) * gamma.at(n, j) - sum - normal * along);
+  });
 }
 
 /// One thread: four columns, whose bits come from one counter.
@@ -315,36 +348,50 @@ __forceinline__ void embed(const EmbedArgs& a) {
   });
 }
 
-/// One block: one row of the table, which looks for its tokens.
+/// One block: one row of the table. Each warp looks for its tokens, 32 at a time, and adds up those
+/// columns that are its threads'.
 template <Config>
 __forceinline__ void embed_backward(const EmbedArgs& a) {
-  const int id = static_cast<int>(blockIdx.x);
-  for (int j = threadIdx.x; j < a.cols; j += kThreads) {
+  const int id = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
+  for (int first = 0; first < a.cols; first += kThreads) {
+    const int j = first + threadIdx.x;
     float sum = 0.0F;
-    for (i64 i = 0; i < a.rows; ++i) {
-      if (a.ids[i] == id) sum += a.dy[i * a.cols + j];
+    for (i64 i = 0; i < a.rows; i += 32 * kIdsAtOnce) {
+      unsigned found[kIdsAtOnce];
+#pragma unroll
+      for (int n = 0; n < kIdsAtOnce; ++n) {
+        const i64 at = i + 32 * n + lane;
+        found[n] = __ballot_sync(~0U, at < a.rows && a.ids[at] == id);
+      }
+#pragma unroll
+      for (int n = 0; n < kIdsAtOnce; ++n) {
+        for (; found[n] != 0; found[n] &= found[n] - 1) {
+          const i64 at = i + 32 * n + __popc((found[n] & (0U - found[n])) - 1);
+          if (j < a.cols) sum += a.dy[at * a.cols + j];
+        }
+      }
     }
-    a.y[static_cast<i64>(id) * a.cols + j] += sum;
+    if (j < a.cols) a.y[static_cast<i64>(id) * a.cols + j] += sum;
   }
 }
 
-/// One block: kReadColumns features of a sequence.
+/// One block: kFewColumns features of a sequence.
 template <Config>
 __forceinline__ void read_out(const ReadArgs& a) {
-  const int groups = (a.shape.dim + kReadColumns - 1) / kReadColumns;
+  const int groups = (a.shape.dim + kFewColumns - 1) / kFewColumns;
   const int b = static_cast<int>(blockIdx.x) / groups;
-  const int col = static_cast<int>(blockIdx.x) % groups * kReadColumns + threadIdx.x % kReadColumns;
+  const int col = static_cast<int>(blockIdx.x) % groups * kFewColumns + threadIdx.x % kFewColumns;
   const float* x = a.from + static_cast<i64>(b) * a.shape.tokens * a.shape.dim;
   const int count = counted(a.shape.lengths, b, a.shape.tokens);
   float sum = 0.0F;
   if (col < a.shape.dim) {
     const int first = a.last ? max(count - 1, 0) : 0;
-    for (int i = first + threadIdx.x / kReadColumns; i < count; i += kThreads / kReadColumns) {
+    for (int i = first + threadIdx.x / kFewColumns; i < count; i += kThreads / kFewColumns) {
       sum += x[static_cast<i64>(i) * a.shape.dim + col];
     }
   }
-  sum = sum_of_rows<kReadColumns>(sum);
-  if (threadIdx.x >= kReadColumns || col >= a.shape.dim) return;
+  sum = sum_of_rows<kFewColumns>(sum);
+  if (threadIdx.x >= kFewColumns || col >= a.shape.dim) return;
   a.to[b * a.shape.dim + col] = a.last ? sum : sum / static_cast<float>(max(count, 1));
 }
 

@@ -56,7 +56,13 @@ struct ProductArgs {
   int in = 0, out = 0;
 };
 inline constexpr int kProductColumns = 64;  ///< of y, that one block computes
-inline constexpr int kProductSlice = 32;    ///< of `in`, that is in shared memory at a time
+inline constexpr int kProductSlice = 64;    ///< of `in`, that is in shared memory at a time
+/// Shared memory of a slice of `rows` rows: two fp16 planes, and a power of two a row.
+constexpr int product_bytes(int rows) { return rows * (kProductSlice * 2 * 2 + 4); }
+/// Of a block of `rows` rows: two slices of both factors.
+constexpr int product_shared(int rows) {
+  return 2 * (product_bytes(rows) + product_bytes(kProductColumns));
+}
 
 struct NormArgs {
   const float* x = nullptr;  ///< (rows, cols)
@@ -82,7 +88,8 @@ struct ColumnArgs {
   long long rows = 0;
   int cols = 0;
 };
-inline constexpr int kColumns = 32;  ///< that one block sums
+inline constexpr int kColumns = 32;    ///< that one block of a pool sums
+inline constexpr int kFewColumns = 8;  ///< of `columns`, `norm_columns` and `read_out`
 
 struct DropArgs {
   const float* x = nullptr;  ///< may be null
@@ -226,8 +233,8 @@ struct EmbedArgs {
   int cols = 0;
   int vocabulary = 0;
 };
+inline constexpr int kIdsAtOnce = 4;  ///< times 32, that a warp of embed_backward reads at once
 
-inline constexpr int kReadColumns = 8;  ///< that one block of read_out takes
 struct ReadArgs {
   Tokens shape;
   bool last = false;
