@@ -46,16 +46,10 @@ int compare(const BenchFlags& flags, Format format) {
 int measure_cells(const Grid& grid, const std::string& output,
                   const std::function<void(const Cell&)>& measure,
                   const std::function<std::string()>& report) {
-  catch_interrupts();
   std::size_t finished = 0;
   bool stopped = false;
-  const auto say_how_far = [&] {
-    complain(fmt::format("interrupted after {} of {} cells", finished, grid.cells.size()));
-  };
-  set_last_words([&] {
-    write_output(output, report());
-    say_how_far();
-  });
+  const LongWork work([&] { write_output(output, report()); },
+                      [&] { return fmt::format("{} of {} cells", finished, grid.cells.size()); });
   {
     Progress progress(grid.cells.size());
     for (const Cell& cell : grid.cells) {
@@ -68,19 +62,14 @@ int measure_cells(const Grid& grid, const std::string& output,
         break;
       } catch (...) {
         progress.clear();
-        set_last_words({});
-        if (finished > 0) write_output(output, report());
+        if (finished > 0) work.end(false);
         throw;
       }
       progress.advance();
       ++finished;
     }
   }
-  set_last_words({});
-  write_output(output, report());
-  if (!stopped) return kDone;
-  say_how_far();
-  return kInterrupted;
+  return work.end(stopped);
 }
 
 int best_batches(const Grid& grid, const CellRunner::Options& options, const BenchFlags& flags,

@@ -270,20 +270,13 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
     }
   }
   Bench bench(flags, preset);
-  catch_interrupts();
   std::vector<Measurement> rows;
   bool stopped = false;
   const std::size_t all = cells.size() + (preset.longest ? kinds.size() * computes.size() : 0);
   const auto write = [&] {
     write_output(flags.output, bench_report(rows, View::cells, format, read_environment()));
   };
-  const auto say_how_far = [&] {
-    complain(fmt::format("interrupted after {} of {} cells", rows.size(), all));
-  };
-  set_last_words([&] {
-    write();
-    say_how_far();
-  });
+  const LongWork work(write, [&] { return fmt::format("{} of {} cells", rows.size(), all); });
   try {
     Progress progress(all);
     for (const Cell& cell : cells) {
@@ -300,11 +293,7 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
   } catch (const Interrupted&) {
     stopped = true;
   }
-  set_last_words({});
-  write();
-  if (!stopped) return kDone;
-  say_how_far();
-  return kInterrupted;
+  return work.end(stopped);
 }
 
 }  // namespace

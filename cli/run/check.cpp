@@ -287,25 +287,14 @@ int check(const CheckFlags& flags) {
   const std::vector<Case> cases = wanted_cases(flags, rows, options.device);
   const bool single = !flags.cases.empty();
 
-  catch_interrupts();
   Report report;
-  const auto say_how_far = [&] {
-    complain(fmt::format("interrupted after {} of {} checks", report.finished,
-                         cases.size() * rows.size()));
-  };
-  set_last_words([&] {
-    write_output(flags.output, report_text(report, format, single));
-    say_how_far();
-  });
+  const LongWork work(
+      [&] { write_output(flags.output, report_text(report, format, single)); },
+      [&] { return fmt::format("{} of {} checks", report.finished, cases.size() * rows.size()); });
   check_all(cases, rows, options, single, report);
-  set_last_words({});
-  write_output(flags.output, report_text(report, format, single));
+  if (const int code = work.end(report.stopped); code != kDone) return code;
   std::int64_t ran = 0;
   for (const auto& [row, tally] : report.tallies) ran += tally.passed + tally.failed;
-  if (report.stopped) {
-    say_how_far();
-    return kInterrupted;
-  }
   if (!report.failures.empty()) {
     complain(fmt::format("{} of {} checks failed", report.failures.size(), ran));
     return kCheckFailed;

@@ -93,6 +93,23 @@ void set_last_words(std::function<void()> words) {
   g_last_words = std::move(words);
 }
 
+LongWork::LongWork(std::function<void()> write, std::function<std::string()> how_far)
+    : write_(std::move(write)), how_far_(std::move(how_far)) {
+  catch_interrupts();
+  set_last_words([this] {
+    write_();
+    complain("interrupted after " + how_far_());
+  });
+}
+
+int LongWork::end(bool stopped) const {
+  set_last_words({});
+  write_();
+  if (!stopped) return kDone;
+  complain("interrupted after " + how_far_());
+  return kInterrupted;
+}
+
 bool interrupted() {
   if (g_interrupted_ns == 0) return false;
   notice();

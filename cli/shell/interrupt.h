@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "tilewise/runtime.h"
 
@@ -19,6 +20,25 @@ void catch_interrupts();
 /// which goes no further than to its next question.
 void set_last_words(std::function<void()> words);
 bool interrupted();
+
+/// Work of many parts that a Ctrl-C may end: catches interrupts, and what is finished is written
+/// however it ends.
+class LongWork {
+ public:
+  /// `write`: all that is finished; `how_far`: "2 of 7 cells".
+  LongWork(std::function<void()> write, std::function<std::string()> how_far);
+  ~LongWork() { set_last_words({}); }
+  LongWork(const LongWork&) = delete;
+  LongWork& operator=(const LongWork&) = delete;
+
+  /// Writes. The exit code: kDone, or kInterrupted once it has said how far it came.
+  int end(bool stopped) const;
+
+ private:
+  std::function<void()> write_;
+  std::function<std::string()> how_far_;
+};
+
 /// Throws Interrupted after a Ctrl-C or SIGTERM.
 void throw_if_interrupted();
 

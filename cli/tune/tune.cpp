@@ -114,7 +114,6 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
         (both || cell.has(Timed::forward) ? 1 : 0) + (both || cell.has(Timed::backward) ? 1 : 0);
   }
   options.seconds = flags.seconds / static_cast<double>(std::max<std::size_t>(1, passes_of_all));
-  catch_interrupts();
   Tuner tuner(options);
   std::vector<TunedPass> passes;
   bool stopped = false;
@@ -127,14 +126,9 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
     }
     write_output(flags.output, text);
   };
-  const auto say_how_far = [&] {
-    complain(fmt::format("interrupted after {} of {} passes", passes.size(), passes_of_all));
-  };
   // A form that is being compiled does not ask whether it may go on.
-  set_last_words([&] {
-    write();
-    say_how_far();
-  });
+  const LongWork work(write,
+                      [&] { return fmt::format("{} of {} passes", passes.size(), passes_of_all); });
   {
     Progress progress(cells.size());
     for (const Cell& cell : cells) {
@@ -148,11 +142,7 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
       progress.advance();
     }
   }
-  set_last_words({});
-  write();
-  if (!stopped) return kDone;
-  say_how_far();
-  return kInterrupted;
+  return work.end(stopped);
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 #include "cuda/kernels/bwd_sm80/expressions.cuh"
 #include "cuda/kernels/bwd_sm80/hidden_rows.cuh"
 #include "cuda/kernels/bwd_sm80/keys_result.cuh"
-#include "cuda/kernels/bwd_sm80/operands.cuh"
 #include "cuda/kernels/bwd_sm80/sequences.cuh"
 
 namespace tilewise::bwd_sm80 {
@@ -110,15 +109,23 @@ struct Backward : KeyShape<kConfig> {
   // ---- load
 
   __forceinline__ void load_keys() const {
-    const unsigned short* gK = operand_rows(args.k, batch, head_k, key);
-    const unsigned short* gV = operand_rows(args.v, batch, head_k, key);
+    const unsigned short* gK = static_cast<const unsigned short*>(args.k.data) +
+                               batch * args.k.stride_b + head_k * args.k.stride_h +
+                               key * args.k.stride_s;
+    const unsigned short* gV = static_cast<const unsigned short*>(args.v.data) +
+                               batch * args.v.stride_b + head_k * args.v.stride_h +
+                               key * args.v.stride_s;
     sK().template load_async<kThreads>(gK, args.k.stride_s, seq_k - key, args.cols_k, thread);
     sV().template load_async<kThreads>(gV, args.v.stride_s, seq_k - key, args.cols_v, thread);
   }
   __forceinline__ void load_queries(int head, int block, int stage) const {
     const int row = block * kBlockM;
-    const unsigned short* gQ = operand_rows(args.q, batch, head, row);
-    const unsigned short* gO = operand_rows(args.d_o, batch, head, row);
+    const unsigned short* gQ = static_cast<const unsigned short*>(args.q.data) +
+                               batch * args.q.stride_b + head * args.q.stride_h +
+                               row * args.q.stride_s;
+    const unsigned short* gO = static_cast<const unsigned short*>(args.d_o.data) +
+                               batch * args.d_o.stride_b + head * args.d_o.stride_h +
+                               row * args.d_o.stride_s;
     sQ(stage).template load_async<kThreads>(gQ, args.q.stride_s, args.seq_q - row, args.cols_q,
                                             thread);
     sO(stage).template load_async<kThreads>(gO, args.d_o.stride_s, args.seq_q - row, args.cols_o,
@@ -233,43 +240,42 @@ struct Backward : KeyShape<kConfig> {
     }
   }
 
-  struct QueryScales {
-    float q = 1.0F, d_o = 1.0F;
-  };
-  __forceinline__ QueryScales query_scales(const Queries& at) const {
-    QueryScales scales;
-    if constexpr (kConfig.form.scaled) {
-      const i64 index = (static_cast<i64>(batch) * args.heads_q + at.head) * args.q_scale_blocks +
-                        min((at.row + at.query) / kScaleRows, args.q_scale_blocks - 1);
-      scales.q = args.q_scale[index];
-      scales.d_o = args.do_scale[index];
-    }
-    return scales;
-  }
-
   /// kSub queries of the step's block: P^T and dS^T, and what follows from them without other
   /// warps. `next` is the sub_step after it.
   __forceinline__ void sub_step(const Queries& at, const Queries& next, int stage, bool masked) {
-    const QueryScales scales = query_scales(at);
+    const auto [head, row, query] = at;
+    float q_scale = 1.0F, do_scale = 1.0F;
+    if constexpr (kConfig.form.scaled) {
+      const i64 index = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
+                        min((row + query) / kScaleRows, args.q_scale_blocks - 1);
+      q_scale = args.q_scale[index];
+      do_scale = args.do_scale[index];
+    }
     const typename Pairs::Shown shown = pairs().shown(corner(at));
     if (!shown.some) {
       load_pairs(next);
-      stage_nothing(at.query);
+      if constexpr (kCross || kConfig.output.with_dq) {
+        const Acc none[kM][kN] = {};
+        stage_rows<kElement>(none, 1.0F, sS(), warp_key(), query, lane);
+        if constexpr (kCross) stage_rows<kElement>(none, 1.0F, sP(), warp_key(), query, lane);
+      }
       return;
     }
-    const Kept kept(args.dropout, batch * args.heads_q + at.head, key + warp_key(),
-                    at.row + at.query, lane);
+    const Kept kept(args.dropout, batch * args.heads_q + head, key + warp_key(), row + query, lane);
     Acc S[kM][kN], dP[kM][kN];
     clear(S);
-    product_rows<kElement>(S, sK(), warp_key(), sQ(stage), at.query, lane);  // (F1) S^T = K Q^T
+    product_rows<kElement>(S, sK(), warp_key(), sQ(stage), query, lane);  // (F1) S^T = K Q^T
     if constexpr (kLogits) {
       Acc G[kM][kN];
-      logits(S, G, k_scale * scales.q, stage, at, shown, masked);
+      logits(S, G, k_scale * q_scale, stage, at, shown, masked);
       load_pairs(next);
       if (masked) mask(S, at);
-      probabilities(S, 1.0F, stage, at.query);
+      probabilities(S, 1.0F, stage, query);
       if constexpr (kWithK) {
-        differentiate(dP, S, kept, scales.d_o, stage, at.query, masked || kHides);
+        clear(dP);
+        product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4)
+        kept.drop(dP, args.dropout.scale);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked || kHides);
         if constexpr (kScore != 0) {
           multiply_where_set(dP, G);
         } else if constexpr (kConfig.modified) {
@@ -277,56 +283,43 @@ struct Backward : KeyShape<kConfig> {
         }
       }
     } else {
-      const float scale = score_scale<kConfig>(args, k_scale * scales.q);
+      float scale = args.scale_log2;
+      if constexpr (kConfig.form.scaled) {
+        scale = fminf(fmaxf(scale * (k_scale * q_scale), 1e-37F), 3e38F);
+      }
       if (masked) mask(S, at);
-      probabilities(S, scale, stage, at.query);
-      if constexpr (kWithK) differentiate(dP, S, kept, scales.d_o, stage, at.query, masked);
+      probabilities(S, scale, stage, query);
+      if constexpr (kWithK) {
+        clear(dP);
+        product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4) dP^T = V dO^T
+        kept.drop(dP, args.dropout.scale);
+        score_gradients(dP, S, v_scale * do_scale, stage, query, masked);
+      }
     }
-    kept.drop(S, 1.0F);  // (B3) Z P, for dV; 1 / (1 - p) comes at the end
-    add_products(S, dP, scales, stage, at.query);
-  }
-  /// P^T and dS^T of queries of which no pair is shown.
-  __forceinline__ void stage_nothing(int query) const {
-    if constexpr (kCross || kConfig.output.with_dq) {
-      const Acc none[kM][kN] = {};
-      stage_rows<kElement>(none, 1.0F, sS(), warp_key(), query, lane);
-      if constexpr (kCross) stage_rows<kElement>(none, 1.0F, sP(), warp_key(), query, lane);
-    }
-  }
-  /// dS^T of P^T.
-  __forceinline__ void differentiate(Acc (&dP)[kM][kN], const Acc (&P)[kM][kN], const Kept& kept,
-                                     float do_scale, int stage, int query, bool hides) const {
-    clear(dP);
-    product_rows<kElement>(dP, sV(), warp_key(), sO(stage), query, lane);  // (B4) dP^T = V dO^T
-    kept.drop(dP, args.dropout.scale);
-    score_gradients(dP, P, v_scale * do_scale, stage, query, hides);
-  }
-  /// What P^T and dS^T are multiplied with: here, or after they are in shared memory.
-  __forceinline__ void add_products(Acc (&P)[kM][kN], Acc (&dS)[kM][kN], const QueryScales& scales,
-                                    int stage, int query) {
+    kept.drop(S, 1.0F);  // (B3) Z P; 1 / (1 - p) comes at the end
     if constexpr (kCross) {
-      stage_rows<kElement>(P, 1.0F, sP(), warp_key(), query, lane);
-      stage_rows<kElement>(dS, 1.0F, sS(), warp_key(), query, lane);
+      stage_rows<kElement>(S, 1.0F, sP(), warp_key(), query, lane);
+      stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
       return;
     }
     if constexpr (kConfig.output.with_dq)
-      stage_rows<kElement>(dS, 1.0F, sS(), warp_key(), query, lane);
+      stage_rows<kElement>(dP, 1.0F, sS(), warp_key(), query, lane);
     if constexpr (kWithV) {
       FragmentA<kScorePlanes> a[kM][kN / 2];
-      if constexpr (kConfig.form.scaled) multiply(P, kProbabilityScale);
-      pack_fragments<kElement>(a, P);
+      if constexpr (kConfig.form.scaled) multiply(S, kProbabilityScale);
+      pack_fragments<kElement>(a, S);
       product_register<kElement, kConfig.form.scaled>(rV, a, sO(stage), query / 16,
                                                       kConfig.output.column,
-                                                      scales.d_o * (1.0F / kProbabilityScale),
+                                                      do_scale * (1.0F / kProbabilityScale),
                                                       lane);  // (B3) dV += P^T dO
     }
     if constexpr (kWithK) {
       float ds_scale = 1.0F;
-      if constexpr (kConfig.form.scaled) ds_scale = normalise(dS);
+      if constexpr (kConfig.form.scaled) ds_scale = normalise(dP);
       FragmentA<kScorePlanes> a[kM][kN / 2];
-      pack_fragments<kElement>(a, dS);
+      pack_fragments<kElement>(a, dP);
       product_register<kElement, kConfig.form.scaled>(rK, a, sQ(stage), query / 16,
-                                                      kConfig.output.column, ds_scale * scales.q,
+                                                      kConfig.output.column, ds_scale * q_scale,
                                                       lane);  // (B9) dK += dS^T Q
     }
   }

@@ -396,66 +396,78 @@ void run_two_pass(const KernelRow& /*row*/, const Problem& p, const Context& con
 
 }  // namespace
 
+namespace {
+
+/// What kernels over blocks of queries go by beside another row's passes: tiles that fit every
+/// machine, block lists, operands.
+struct QueriesApart {
+  const Problem& p;
+  const Tile& tile = two_pass_tiles(p)[0].queries;
+  ListsInTiles lists{p, tile};
+  Operands operands{p};
+
+  explicit QueriesApart(const Problem& problem) : p(problem) {}
+  void prepare(WorkspaceCutter& workspace, void* stream) {
+    lists.make(workspace, stream);
+    operands.prepare(workspace, stream);
+  }
+  void add_memory(std::vector<MemoryPart>& items) const {
+    lists.add_memory(items);
+    operands.add_memory(items);
+  }
+  Config config() const { return make_config(p, tile, Launch::queries, false, limit_kib(p)); }
+  Args args(const RowStatistics& rows) const {
+    Args made;
+    fill(made, p, operands, rows);
+    made.lists = lists.of_queries();
+    return made;
+  }
+  void refine(const Args& args, void* stream) const {
+    launch_queries(p, config(), tile, args, true, 1, stream);
+  }
+};
+
+}  // namespace
+
 RowStatistics refined_rows(const Problem& p, bool all, WorkspaceCutter& workspace, void* stream) {
-  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-  ListsInTiles lists(p, queries);
-  lists.make(workspace, stream);
-  Operands operands(p);
-  operands.prepare(workspace, stream);
+  QueriesApart queries(p);
+  queries.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
-  Args args;
-  fill(args, p, operands, rows);
-  args.lists = lists.of_queries();
+  Args args = queries.args(rows);
   args.coarse = all ? -1.0F : bwd_sm80::kCoarseUnderBias;
-  launch_queries(p, make_config(p, queries, Launch::queries, false, limit_kib(p)), queries, args,
-                 true, 1, stream);
+  queries.refine(args, stream);
   return rows;
+}
+void add_refined_rows_memory(const Problem& p, std::vector<MemoryPart>& items) {
+  QueriesApart(p).add_memory(items);
+  add_row_memory(p, items);
 }
 
 void bias_gradient_apart(const Problem& p, const RowStatistics& rows, WorkspaceCutter& workspace,
                          void* stream) {
   if (!p.dbias.defined()) return;
-  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-  ListsInTiles lists(p, queries);
-  lists.make(workspace, stream);
-  Operands operands(p);
-  operands.prepare(workspace, stream);
-  Args args;
-  fill(args, p, operands, rows);
-  args.lists = lists.of_queries();
-  bias_gradient(p, args, make_config(p, queries, Launch::queries, false, limit_kib(p)),
-                queries.min_blocks, workspace, stream);
+  QueriesApart queries(p);
+  queries.prepare(workspace, stream);
+  bias_gradient(p, queries.args(rows), queries.config(), queries.tile.min_blocks, workspace,
+                stream);
 }
 void add_bias_gradient_memory(const Problem& p, std::vector<MemoryPart>& items) {
   if (!p.dbias.defined()) return;
-  const Tile& queries = two_pass_tiles(p)[0].queries;
-  ListsInTiles(p, queries).add_memory(items);
-  Operands(p).add_memory(items);
-  BiasParts(p, queries.shape.block_m, queries.shape.block_n).add_memory(items);
+  const QueriesApart queries(p);
+  queries.add_memory(items);
+  BiasParts(p, queries.tile.shape.block_m, queries.tile.shape.block_n).add_memory(items);
 }
 
 void capture_gradients_apart(const Problem& p, WorkspaceCutter& workspace, void* stream) {
   if (!wants_captures(p)) return;
-  const Tile& queries = two_pass_tiles(p)[0].queries;  // fits every machine
-  ListsInTiles lists(p, queries);
-  lists.make(workspace, stream);
-  Operands operands(p);
-  operands.prepare(workspace, stream);
+  QueriesApart queries(p);
+  queries.prepare(workspace, stream);
   const RowStatistics rows = take_rows(p, workspace);
   prepare_rows(p, rows, stream);
-  Args args;
-  fill(args, p, operands, rows);
-  args.lists = lists.of_queries();
-  const Config config = make_config(p, queries, Launch::queries, false, limit_kib(p));
-  if (refines(p)) launch_queries(p, config, queries, args, true, 1, stream);
-  capture_gradients(p, args, config, queries.min_blocks, workspace, stream);
-}
-
-void add_refined_rows_memory(const Problem& p, std::vector<MemoryPart>& items) {
-  ListsInTiles(p, two_pass_tiles(p)[0].queries).add_memory(items);
-  Operands(p).add_memory(items);
-  add_row_memory(p, items);
+  const Args args = queries.args(rows);
+  if (refines(p)) queries.refine(args, stream);
+  capture_gradients(p, args, queries.config(), queries.tile.min_blocks, workspace, stream);
 }
 
 const KernelRow kFlashBackwardSm80 = {
