@@ -32,9 +32,7 @@ struct SharedPlan {
   static constexpr int kMaxima = 64, kSums = 64;            ///< of a warp's 16 rows
   static constexpr int kItem = decode_sm90::SharedPlan::kItem;
   static constexpr int kItems = decode_sm90::SharedPlan::kItems;
-  static constexpr int kFreed = kPieces;  ///< parts of a stage that are freed one by one
-  static constexpr int kOtherBarriers = kPieces * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
-  static constexpr int kBarriers = kFreed * kStages + kOtherBarriers;
+  static constexpr int kBarriers = (1 + kPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
 
   static constexpr int q = 0;
   static constexpr int k = q + kHeadDim / 64 * kPanel;
@@ -52,8 +50,6 @@ struct FewPlan : SharedPlan {
   static constexpr int kPanel = kFewRows * 128;  ///< of Q
   static constexpr int kPassed = kBlockN * 128;  ///< P of a block, rows of 64 columns
   static constexpr int kMergedRow = 4 * (kHeadDimV + 4);
-  static constexpr int kFreed = 1;
-  static constexpr int kBarriers = kFreed * kStages + kOtherBarriers;
 
   static constexpr int q = 0;
   static constexpr int k = q + kHeadDim / 64 * kPanel;

@@ -1,5 +1,5 @@
-/// mla_sm90: the consumers, two warpgroups: the scores of one block of each pair, O of all blocks
-/// in half of the columns.
+/// mla_sm90: the consumers, two warpgroups: the scores of every second block each, O of all blocks
+/// in half of the columns each.
 #pragma once
 
 #include "cuda/kernels/mla_sm90/shared.cuh"
@@ -29,10 +29,13 @@ struct Consumer {
   const u64 dQ, dK, dV;  ///< descriptors of the first stage
   u32 done = 0;          ///< blocks, of all items
   u32 taken = 0;         ///< parity of the P that the other warpgroup leaves next
-  u32 q_parity = 0;      ///< of the next item's Q
+  u32 q_parity = 0, turn = 0;
   Ring<SharedPlan::kItems> slots;
   Item item;
-  int seen_begin, seen_end;  ///< keys that all rows see
+  Diagonals diagonals;
+  /// The thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
+  bool exists[2];
+  int query[2], head[2];
   Acc rS[1][kBlockN / 8];
   float rO[kColumns / 2];
   float alpha[2];
@@ -48,7 +51,8 @@ struct Consumer {
         dQ(panel_descriptor(s.q(), 16)),
         dK(panel_descriptor(s.k(0), 16, SharedPlan::kBox)),
         dV(panel_descriptor(s.k(0) + warpgroup_ * (kColumns / 64) * kBoxPanel, kBoxPanel,
-                            SharedPlan::kBox)) {}
+                            SharedPlan::kBox)),
+        diagonals(a.keys.positions, 0, 0) {}
   static constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
 
   // ---- the item
@@ -57,6 +61,16 @@ struct Consumer {
   __forceinline__ bool enter() {
     item = next_item(shared, slots, lane);
     if (item.batch < 0) return false;
+    diagonals = Diagonals(args.keys.positions, args.keys.seq_q, item.seq_k);
+    const int first = item.row_tile * kRows + 16 * warp + lane / 4;
+    const int last = args.keys.seq_q * args.group - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + 8 * r;
+      exists[r] = row <= last;
+      query[r] = min(row, last) / args.group;
+      head[r] = item.head * args.group + min(row, last) - query[r] * args.group;
+    }
     rows.clear();
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) rO[i] = 0.0F;
@@ -64,21 +78,6 @@ struct Consumer {
     mbarrier_wait(shared.q_full(), q_parity);
     q_parity ^= 1;
     return true;
-  }
-  /// The thread's rows are lane / 4 and 8 more of the warp's. Worked out where they are asked for:
-  /// registers are short.
-  struct Row {
-    bool exists;
-    int query, head;
-  };
-  __forceinline__ Row row_of(int r) const {
-    const int row = item.row_tile * kRows + 16 * warp + lane / 4 + 8 * r;
-    const int last = args.keys.seq_q * args.group - 1;
-    const int query = min(row, last) / args.group;
-    return {row <= last, query, item.head * args.group + min(row, last) - query * args.group};
-  }
-  __forceinline__ Diagonals diagonals() const {
-    return Diagonals(args.keys.positions, args.keys.seq_q, item.seq_k);
   }
   __forceinline__ void release_q() const {
     if (lane == 0) mbarrier_arrive(shared.q_empty());
@@ -93,13 +92,6 @@ struct Consumer {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
       mbarrier_wait(shared.full(stage(n), piece), parity(n));
-  }
-  /// The pieces that this warpgroup's half of V is in. The other warpgroup may have freed the
-  /// third.
-  __forceinline__ void wait_values(u32 n) const {
-#pragma unroll
-    for (int piece = 0; piece < 2; ++piece)
-      mbarrier_wait(shared.full(stage(n), warpgroup + piece), parity(n));
   }
   /// Whether they have begun to come; the same for all lanes.
   __forceinline__ bool has_keys(u32 n) const {
@@ -123,14 +115,13 @@ struct Consumer {
     named_barrier_sync(2 + warpgroup, 128);
   }
 
-  /// (F1) S = Q K^T over some pieces of the columns, issued as they arrive
-  template <int kFirst, int kEnd>
+  /// (F1) S = Q K^T, issued as its columns arrive
   __forceinline__ void issue_scores(u32 n) {
     constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
     auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
     const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
 #pragma unroll
-    for (int i = kFirst * kPieceSteps; i < kEnd * kPieceSteps; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
       if (i % kPieceSteps == 0) {
         mbarrier_wait(shared.full(stage(n), i / kPieceSteps), parity(n));
         wgmma_fence();
@@ -149,12 +140,11 @@ struct Consumer {
   /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4,
   /// 5, 10
   __forceinline__ void mask(int key) {
-    const Diagonals visible = diagonals();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int column = key + 2 * (lane % 4), query = row_of(r).query;
-      const int begin = max(query + visible.low, item.begin) - column;
-      const int end = min(query + visible.high, item.end) - column;
+      const int column = key + 2 * (lane % 4);
+      const int begin = max(query[r] + diagonals.low, item.begin) - column;
+      const int end = min(query[r] + diagonals.high, item.end) - column;
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n) {
 #pragma unroll
@@ -172,10 +162,8 @@ struct Consumer {
     for (int i = 0; i < kColumns / 2; ++i) rO[i] *= alpha[i / 2 % 2];
   }
 
-  /// (F10) O += P V, issued. No other product is in flight: registers of products that are get no
-  /// new values, else the compiler waits after each.
+  /// (F10) O += P V, issued
   __forceinline__ void issue_values(Fragment& P) {
-    scale_o();
     const u64 v = dV + stage(done) * (SharedPlan::kStage / 16);
     pin(P);
     wgmma_fence();
@@ -186,16 +174,13 @@ struct Consumer {
     }
     wgmma_commit();
   }
-  /// Waits for it, with at most kPending groups behind it; this half of the stage is free.
+  /// Waits for it, with at most kPending groups behind it; the stage is free.
   template <int kPending = 0>
   __forceinline__ void finish_values(Fragment& P) {
     wgmma_wait<kPending>();
     pin(rO);
     pin(P);
-    if (lane == 0) {
-      mbarrier_arrive(shared.empty(stage(done), warpgroup));
-      mbarrier_arrive(shared.empty(stage(done), warpgroup + 1));
-    }
+    if (lane == 0) mbarrier_arrive(shared.empty(stage(done)));
     ++done;
   }
 
@@ -220,11 +205,11 @@ struct Consumer {
     if (lane == 0) mbarrier_arrive(shared.p_full(warpgroup, warp));
   }
 
-  /// P of a block whose scores are the other warpgroup's.
-  __forceinline__ void take(Fragment& P) {
+  /// A block whose scores are the other warpgroup's: O += P V, issued.
+  __forceinline__ void take_block(Fragment& P) {
     mbarrier_wait(shared.p_full(1 - warpgroup, warp), taken);
     taken ^= 1;
-    wait_values(done);
+    wait_keys(done);
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
       const Bytes16 words = load_shared_16(shared.passed(warp) + 16 * lane + 512 * i);
@@ -238,107 +223,70 @@ struct Consumer {
       rows.m[r] = m[r];
       rows.l[r] *= alpha[r];
     }
+    scale_o();
+    issue_values(P);
   }
 
-  __forceinline__ bool is_cut(int key) const {
-    return key < item.begin || key + kBlockN > item.end;
-  }
-  /// From the scores of an own block to P, which the other warpgroup gets too.
-  __forceinline__ void make_probabilities(Fragment& P, int block, bool last) {
+  /// A block whose scores are this warpgroup's; the block before, the other one's, is taken too,
+  /// but for the item's first one. `last`: the item has no other such block.
+  template <bool kAlone, bool kMasked>
+  __forceinline__ void own_block(int block, bool last) {
     const int key = block * kBlockN;
-    if (key < seen_begin || key + kBlockN > seen_end) mask(key);
+    const u32 n = done + (kAlone ? 0 : 1);
+    Fragment before;
+    bool behind = false;
+    if constexpr (!kAlone) {
+      take_block(before);
+      // The scores go behind it where their keys are there; else what it reads is free sooner.
+      behind = has_keys(n);
+      if (!behind) finish_values(before);
+    }
+    if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
+    issue_scores(n);
+    if (behind) finish_values<1>(before);
+    finish_scores();
+    if constexpr (kMasked) mask(key);
     if (last) release_q();
     alpha[0] = alpha[1] = 1.0F;
     softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
+    Fragment P;
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) {
       const Acc& s = rS[0][i / 2];
       P[i] = pack<kElement>(s[i % 2 * 2], s[i % 2 * 2 + 1]);
     }
     pass(P);
+    scale_o();
+    issue_values(P);
+    finish_values(P);
   }
 
-  /// P of an own block that nothing is in flight beside.
-  __forceinline__ void begin_own(Fragment& P, int block, bool last) {
-    if (is_cut(block * kBlockN)) clear_hidden(block * kBlockN, done);
-    issue_scores<0, kPieces>(done);
-    finish_scores();
-    make_probabilities(P, block, last);
-  }
-  /// P of an own block; O += P V of the block before has been issued.
-  __forceinline__ void begin_own_behind(Fragment& P, Fragment& before, int block, bool last) {
-    const u32 n = done + 1;
-    const bool cut = is_cut(block * kBlockN);
-    // Scores go behind it where their keys are there; else what it reads is free sooner.
-    const bool behind = !cut && has_keys(n);
-    if (!behind) finish_values(before);
-    if (cut) clear_hidden(block * kBlockN, n);
-    issue_scores<0, 1>(n);
-    if (behind) finish_values<1>(before);
-    issue_scores<1, kPieces>(n);
-    finish_scores();
-    make_probabilities(P, block, last);
-  }
-
-  /// The item's pairs of blocks, the first of each this warpgroup's. Scores of the next pair go
-  /// behind O += P V of the second.
-  __forceinline__ void lead(int block, int end_block) {
-    Fragment first;
-    begin_own(first, block, block + 2 >= end_block);
-#pragma unroll 1
-    while (true) {
-      issue_values(first);
-      finish_values(first);
-      if (block + 1 >= end_block) return;
-      Fragment second;
-      take(second);
-      issue_values(second);
-      block += 2;
-      if (block >= end_block) {
-        finish_values(second);
-        return;
-      }
-      begin_own_behind(first, second, block, block + 2 >= end_block);
-    }
-  }
-  /// The same, the second of each pair this warpgroup's: its softmax runs beside O += P V of the
-  /// first. The last pair may have no second one.
-  __forceinline__ void follow(int block, int end_block) {
-    Fragment first;
-#pragma unroll 1
-    for (; block + 1 < end_block; block += 2) {
-      if (is_cut((block + 1) * kBlockN)) clear_hidden((block + 1) * kBlockN, done + 1);
-      issue_scores<0, kPieces>(done + 1);
-      take(first);
-      finish_scores();
-      issue_values(first);
-      Fragment second;
-      make_probabilities(second, block + 1, block + 3 >= end_block);
-      finish_values(first);
-      issue_values(second);
-      finish_values(second);
-    }
-    if (block < end_block) {
-      take(first);
-      issue_values(first);
-      finish_values(first);
-    }
-  }
-
+  /// Blocks whose keys all rows see need no mask.
   __forceinline__ void blocks() {
     const int last_row = min(item.row_tile * kRows + kRows, args.keys.seq_q * args.group) - 1;
     const int first_row = item.row_tile * kRows;
-    const Diagonals visible = diagonals();
-    seen_begin = max(item.begin, last_row / args.group + visible.low);
-    seen_end = min(item.end, first_row / args.group + visible.high);
+    const int begin = max(item.begin, last_row / args.group + diagonals.low);
+    const int end = min(item.end, first_row / args.group + diagonals.high);
     const int first = item.first_block(), end_block = item.end_block();
-    // Who leads has the stage of the first block.
-    const bool leads = stage(done) == static_cast<u32>(warpgroup);
-    if (first + (leads ? 0 : 1) >= end_block) release_q();  // it has no block
-    if (!leads) {
-      follow(first, end_block);
-    } else if (first < end_block) {
-      lead(first, end_block);
+    // This warpgroup's blocks are those of its stage.
+    int block = first + (stage(done) == static_cast<u32>(warpgroup) ? 0 : 1);
+    if (block >= end_block) release_q();
+#pragma unroll 1
+    for (; block < end_block; block += 2) {
+      const bool last = block + 2 >= end_block;
+      const bool masked = block * kBlockN < begin || (block + 1) * kBlockN > end;
+      if (block == first) {
+        own_block<true, true>(block, last);
+      } else if (masked) {
+        own_block<false, true>(block, last);
+      } else {
+        own_block<false, false>(block, last);
+      }
+    }
+    if (first < end_block && block == end_block) {  // the last one is the other's
+      Fragment P;
+      take_block(P);
+      finish_values(P);
     }
   }
 
@@ -350,25 +298,25 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       rows.l[r] = quad_sum(rows.l[r]);
       if (lane % 4 == 0)
-        store_shared_4(shared.sums(q_parity, warpgroup, warp) + 2 * lane + 4 * r, as_bits(rows.l[r]));
+        store_shared_4(shared.sums(turn, warpgroup, warp) + 2 * lane + 4 * r, as_bits(rows.l[r]));
     }
     named_barrier_sync(kBoth, 128 * kWarpgroups);
-    const Floats2 theirs = load_shared_8(shared.sums(q_parity, 1 - warpgroup, warp) + 8 * (lane / 4));
+    const Floats2 theirs = load_shared_8(shared.sums(turn, 1 - warpgroup, warp) + 8 * (lane / 4));
     rows.l[0] += theirs.x;
     rows.l[1] += theirs.y;
+    turn ^= 1;
   }
 
   /// (F11) O / l, LSE = m + log l
   template <int r>
   __forceinline__ void finish_row() const {
-    const Row row = row_of(r);
     float l = rows.l[r];
     float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
     float inverse = l == 0.0F ? 0.0F : 1.0F / l;
     // A sink is a key of its own in the first part: it takes probability and has no value.
     const float sink = args.sinks == nullptr || item.part > 0
                            ? -infinity()
-                           : args.sinks[row.head * args.sinks_h] * kLog2e;
+                           : args.sinks[head[r] * args.sinks_h] * kLog2e;
     if (sink > -infinity()) {
       const float top = l == 0.0F ? sink : fmaxf(m, sink);
       const float factor = l == 0.0F ? 0.0F : exp2_approx(m - top);
@@ -376,21 +324,21 @@ struct Consumer {
       m = top;
       inverse = factor / l;
     }
-    const bool writes = row.exists && warpgroup == 0 && lane % 4 == 0;
+    const bool writes = exists[r] && warpgroup == 0 && lane % 4 == 0;
     if (item.parts > 1) {
-      const i64 at = (static_cast<i64>(item.batch) * args.heads_q + row.head) * args.keys.seq_q +
-                     row.query + item.part * args.part_rows;
+      const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
+                      query[r] + item.part * args.part_rows;
       if (writes) {
-        args.m_part[at] = l == 0.0F ? -infinity() : m;
-        args.m_part[at + args.most_parts * args.part_rows] = l;
+        args.m_part[row] = l == 0.0F ? -infinity() : m;
+        args.m_part[row + args.most_parts * args.part_rows] = l;
       }
-      store_floats<r>(args.o_part + at * args.part_columns, inverse, row.exists);
+      store_floats<r>(args.o_part + row * args.part_columns, inverse);
     } else {
       if (writes && args.lse != nullptr) {
-        args.lse[item.batch * args.lse_b + row.head * args.lse_h + row.query * args.lse_s] =
+        args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
             (m + log2_approx(l)) * kLn2;
       }
-      store_elements<r>(row, inverse);
+      store_elements<r>(inverse);
     }
   }
   /// Lanes of a row exchange what makes 16 bytes of each.
@@ -398,7 +346,7 @@ struct Consumer {
     return static_cast<u32>(__shfl_xor_sync(~0U, static_cast<int>(x), other));
   }
   template <int r>
-  __forceinline__ void store_floats(float* to, float factor, bool exists) const {
+  __forceinline__ void store_floats(float* to, float factor) const {
     const bool odd = lane % 2 == 1;
     to += warpgroup * kColumns + 8 * (lane % 2) + 4 * (lane % 4 / 2);
 #pragma unroll
@@ -411,14 +359,14 @@ struct Consumer {
       const u32 b = exchange(odd ? x[0][1] : x[1][1], 1);
       const Bytes16 four = {odd ? a : x[0][0], odd ? b : x[0][1], odd ? x[1][0] : a,
                             odd ? x[1][1] : b};
-      if (exists) store_global_16(to + 8 * j, four);
+      if (exists[r]) store_global_16(to + 8 * j, four);
     }
   }
   template <int r>
-  __forceinline__ void store_elements(const Row& row, float factor) const {
+  __forceinline__ void store_elements(float factor) const {
     const bool odd = lane % 2 == 1, high = lane % 4 >= 2;
     unsigned short* to = static_cast<unsigned short*>(args.o.data) + item.batch * args.o.stride_b +
-                         row.head * args.o.stride_h + row.query * args.o.stride_s +
+                         head[r] * args.o.stride_h + query[r] * args.o.stride_s +
                          warpgroup * kColumns + 8 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 4) {
@@ -441,7 +389,7 @@ struct Consumer {
         x[i] = high ? got : x[i];
         x[i + 2] = high ? x[i + 2] : got;
       }
-      if (row.exists) store_global_16(to + 8 * j, {x[0], x[1], x[2], x[3]});
+      if (exists[r]) store_global_16(to + 8 * j, {x[0], x[1], x[2], x[3]});
     }
   }
 

@@ -15,7 +15,6 @@ template <Config kConfig>
 struct Producer {
   static constexpr int kBoxes = kBlockN / kBoxRows;  ///< of a block and a piece
   static constexpr int kPiecePanels = kHeadDim / 64 / kPieces;
-  static constexpr int kTogether = kPieces / Shared<kConfig>::Plan::kFreed;  ///< pieces
   static_assert(kPieces * kBoxes <= 32);
   const Args& args;
   const Shared<kConfig> shared;
@@ -67,23 +66,20 @@ struct Producer {
       const int box = begin + lane % kBoxes, piece = lane / kBoxes;
       const bool copies = piece < kPieces && box >= first && box <= last;
       const int at[4] = {row_of_box(box), piece * kPiecePanels, item.head, page};
+      if (lane == 0) {
+        const int boxes = min(begin + kBoxes, last + 1) - max(begin, first);
+        mbarrier_wait(shared.empty(ring.slot), ring.parity ^ 1);
 #pragma unroll
-      for (int from = 0; from < kPieces; from += kTogether) {
-        if (lane == 0) {
-          const int boxes = min(begin + kBoxes, last + 1) - max(begin, first);
-          mbarrier_wait(shared.empty(ring.slot, from), ring.parity ^ 1);
-#pragma unroll
-          for (int p = from; p < from + kTogether; ++p) {
-            mbarrier_expect(shared.full(ring.slot, p),
-                            static_cast<u32>(boxes * (SharedPlan::kBox / kPieces)));
-          }
+        for (int p = 0; p < kPieces; ++p) {
+          mbarrier_expect(shared.full(ring.slot, p),
+                          static_cast<u32>(boxes * (SharedPlan::kBox / kPieces)));
         }
-        __syncwarp();  // the place is free, and the bytes are expected before they arrive
-        if (copies && piece / kTogether == from / kTogether) {
-          tma_load_5d(shared.k(ring.slot) + lane % kBoxes * SharedPlan::kBox +
-                          piece * (SharedPlan::kBox / kPieces),
-                      &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
-        }
+      }
+      __syncwarp();  // the place is free, and the bytes are expected before they arrive
+      if (copies) {
+        tma_load_5d(shared.k(ring.slot) + lane % kBoxes * SharedPlan::kBox +
+                        piece * (SharedPlan::kBox / kPieces),
+                    &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
       }
       ring.advance();
       ask_behind(block - first_block, end_block - first_block);

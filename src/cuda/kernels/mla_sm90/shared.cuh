@@ -32,7 +32,7 @@ struct Shared {
   using Plan = typename PlanOf<kConfig.few>::Type;
   /// Warps that read an announced item: the consumers, and those that copy Q.
   static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
-  static constexpr u32 kFirst = (Plan::kFreed + kPieces) * kStages;  ///< barrier that is no stage's
+  static constexpr u32 kFirst = (1 + kPieces) * kStages;  ///< barrier that is no stage's
   u32 base;
 
   __forceinline__ u32 q() const { return base + Plan::q; }
@@ -51,9 +51,7 @@ struct Shared {
   }
   /// One piece of the columns has come.
   __forceinline__ u32 full(u32 stage, int piece) const { return barrier(stage * kPieces + piece); }
-  __forceinline__ u32 empty(u32 stage, int piece = 0) const {
-    return barrier(kStages * kPieces + stage * Plan::kFreed + piece);
-  }
+  __forceinline__ u32 empty(u32 stage) const { return barrier(kStages * kPieces + stage); }
   __forceinline__ u32 q_full() const { return barrier(kFirst); }
   __forceinline__ u32 q_empty() const { return barrier(kFirst + 1); }
   __forceinline__ u32 item_full(u32 slot) const { return barrier(kFirst + 2 + slot); }
@@ -68,9 +66,7 @@ struct Shared {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
     for (u32 s = 0; s < kStages; ++s) {
       for (int piece = 0; piece < kPieces; ++piece) mbarrier_init(full(s, piece), 1);
-      // Both warpgroups read the middle piece as V, one of them each of the others.
-      for (int piece = 0; piece < Plan::kFreed; ++piece)
-        mbarrier_init(empty(s, piece), piece == 1 ? kConsumers : 4);
+      mbarrier_init(empty(s), kConfig.few ? 4 : kConsumers);
     }
     mbarrier_init(q_full(), kQueryWarps);
     mbarrier_init(q_empty(), kConsumers);
