@@ -36,7 +36,7 @@ constexpr Config tile64(int warpgroups, Mask mask) {
   c.head_dim = c.head_dim_v = 64;
   c.shape.warpgroups = warpgroups;
   c.shape.block_n = 128;
-  c.shape.stages = c.shape.value_stages = warpgroups == 1 ? 4 : 3;
+  c.shape.stages = c.shape.value_stages = warpgroups < 3 ? 4 : 3;
   c.schedule.ping_pong = c.schedule.skip_blocks = warpgroups > 1;
   c.schedule.dynamic = true;
   c.mask = mask;

@@ -40,7 +40,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    give_registers<24>();
+    give_registers<kConfig.sums.bias ? 32 : 24>();
     if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
       if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
       if constexpr (kConfig.spans) {
@@ -65,7 +65,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
     }
   } else if constexpr (!kConfig.large_dim()) {
     if (role == 3) {
-      give_registers<72>();
+      give_registers<kConfig.sums.bias ? 64 : 72>();
       Queries<kConfig> queries(args, shared.base);
       queries.run();
     } else {

@@ -399,7 +399,8 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
     return "no card has checked its packed sequences under a mask above head dim 128";
   if (p.packed && p.block_list.defined())
     return "no card has checked its packed sequences beside a block list";
-  return p.bias.defined() ? "a bias here has not been timed beside flash_bwd_sm80" : "";
+  return p.bias.defined() && bwd_tiles::is_small(p) ? "no card has timed a bias of small problems"
+                                                    : "";
 }
 
 std::string passing_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {

@@ -343,7 +343,8 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
                                       : 3.8) *
                              (config.logits.softcap ? 1.3 : 1.0) * (config.two_plane ? 2.0 : 1.0) *
                              (config.options.mask ? 1.15 : 1.0) *
-                             (config.options.bias() ? 1.25 : 1.0) +
+                             (config.options.bias() ? (dim <= 64 ? 1.5 : 1.3) : 1.0) +
+                         (config.sums.bias ? (dim <= 64 ? 2.6 : 3.9) : 0.0) +
                          (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured
   const double tile_us = fixed_us + step_us * queries / 128.0;
   // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and

@@ -45,6 +45,13 @@ inline constexpr Sm90Tile kTiles64[] = {
      {0.9, 1.225},
      {.values_first = true, .halve_cut = true, .chain_tiles = true, .dynamic = true}},
     {shape(1, 128, 4), {2.0, 0.9}, {2.0, 0.9}, kAlone}};
+// With dropout two warpgroups are faster, of which one makes bits while the other exponentiates.
+inline constexpr Sm90Tile kDrops64[] = {
+    {two_q(shape(2, 128, 4)),
+     {1.2, 0.85},
+     {0.9, 0.9},
+     {.values_first = true, .chain_tiles = true, .dynamic = true}},
+    kTiles64[1]};
 inline constexpr Sm90Tile kTiles96[] = {
     {shape(3, 96, 2), {2.4, 1.164}, {2.6, 1.147}, {}, true, 1.1},
     {shape(2, 128, 2), {2.0, 1.13}, {1.55, 1.13}, kSquare, true, 1.33},

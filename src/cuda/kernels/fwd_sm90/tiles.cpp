@@ -207,7 +207,7 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
   } else if (larger <= 64) {
-    tiles = kTiles64;
+    tiles = drops(p) ? std::span<const Sm90Tile>(kDrops64) : kTiles64;
   } else if (larger <= 96) {
     tiles = kTiles96;
   } else if (larger <= 128) {
