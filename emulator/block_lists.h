@@ -108,9 +108,8 @@ inline cuda::WantedLists wanted_lists(int tile_q, int tile_k, tile::Lists kind, 
   return {.tile_q = tile_q, .tile_k = tile_k, .kind = kind, .by_keys = by_keys};
 }
 
-/// Runs from_function for a mask function that is compiled (mask_maps.h).
-using RunMap =
-    std::function<void(const tile_lists::Config&, const tile_lists::Args&, std::int64_t blocks)>;
+/// Runs a step with a mask function that is compiled (mask_maps.h).
+using RunMap = std::function<void(const cuda::ListsStep&)>;
 
 /// Rows of tiles, made by the kernels in memory that held other things.
 struct MadeLists {
@@ -146,15 +145,19 @@ struct MadeLists {
                                      [&](const auto& args) { from_list(config, args); });
         break;
       case Work::from_function:
-        map(config, std::get<tile_lists::Args>(step.args), step.blocks);
+      case Work::cut_bits:
+        map(step);
         break;
       case Work::from_mask:
         each_block<tile_lists::MaskArgs>(step, tile_lists::kMaskThreads,
                                          [&](const auto& args) { from_mask(config, args); });
         break;
       case Work::transpose:
-        each_block<tile_lists::TransposeArgs>(step, tile_lists::kTransposeThreads,
-                                              tile_lists::transpose<Config{}>);
+        each_block<tile_lists::TransposeArgs>(
+            step, tile_lists::kTransposeThreads, [&](const auto& args) {
+              if (config.tells_placed) return tile_lists::transpose<{.tells_placed = true}>(args);
+              tile_lists::transpose<Config{}>(args);
+            });
         break;
       case Work::order:
         each_block<tile_lists::OrderArgs>(step, tile_lists::kOrderThreads,

@@ -15,6 +15,7 @@ namespace {
 constexpr Config k64 = {
     .head_dim = 64, .head_dim_v = 64, .shape = {.block_m = 128}, .logits = {.modified = true}};
 constexpr Config k128 = {.logits = {.modified = true}};
+constexpr Config kMask64 = {.head_dim = 64, .head_dim_v = 64, .shape = {.block_m = 128}};
 constexpr double kBf16 = 1.2e-2, kExact = 4e-3;
 
 constexpr Config with_sample(Config c, int sample) {
@@ -229,6 +230,12 @@ int main() {
        .keys = {200, 40, 601, 5},
        .tail = 150},
       kBf16);
+  check_sample<mapped(masked(kMask64, Mask::right)), samples::kPlaced>(
+      "a map of longer documents, causal, GQA",
+      {.heads_q = 2, .heads_k = 1, .seq_q = 560, .seq_k = 601, .high = 42}, kBf16);
+  check_sample<mapped(deterministic(masked(kMask64, Mask::both))), samples::kPlaced>(
+      "the same, window, deterministic",
+      {.heads_q = 1, .seq_q = 601, .seq_k = 601, .low = -230, .high = 20}, kBf16);
   check_sample<mapped(masked(k128, Mask::right)), 3>(
       "a map of chosen blocks, causal",
       {.heads_q = 1, .seq_q = 520, .seq_k = 640, .dim = 128, .dim_v = 128, .high = 121}, kBf16);

@@ -25,11 +25,14 @@ inline constexpr Sample kSamples[] = {
     {"score - slopes[h]*abs(i - j + 9) + 0.04*slopes[h]*(j - i) - 0.01*j + 0.003*i + float(h)", ""},
     // Shifts whole rows, by -2^100.
     {"where(i % 3 == 0, -1.2676506002282294e30, score)", "docs[b, i] == docs[b, j] | j < 9"},
+    // Position alone cuts some tiles.
+    {"", "docs[b, i // 6] == docs[b, j // 6]"},
 };
-inline constexpr int kCount = 6, kShifting = 5;
+inline constexpr int kCount = 7, kShifting = 5, kPlaced = 6;
 /// Masks whose maps are made (mask_maps.cxx).
 inline constexpr const char* kMasks[] = {
     "docs[b, i] == docs[b, j] & i >= j",
+    "docs[b, i // 6] == docs[b, j // 6]",
     "i >= j & (i - j < 200 | j < 130)",
     "i >= j | j < prefix[b]",
     "any(4, top[i // 16, lane] == j // 16) | ((i ^ j) & 64) == 0",

@@ -181,8 +181,10 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
   const MadeBits bits(p, config.shape.block_n, false);
-  const MadeLists made(p, cuda::sm90_wanted_lists(config, shift),
-                       maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{}, bits.bits);
+  cuda::WantedLists wanted = cuda::sm90_wanted_lists(config, shift);
+  if (c.shows_cut >= 0) wanted.shows_cut = c.shows_cut;
+  const MadeLists made(p, wanted, maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
+                       bits.bits);
   args.lists = made.of_queries;
   cuda::sm90_fill(args, p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);

@@ -71,11 +71,11 @@ struct Shaped {
 
 /// Rows of tiles against every pair. `shows(b, h, i, j, queries, keys)`: the mask alone. `joint`:
 /// a tile is seen where a pair is that mask and position show, else where either shows one.
-/// `by_keys`: the rows are of keys.
+/// `by_keys`: the rows are of keys. `tells`: they tell what position and lengths alone cut.
 template <class Shows>
 void compare(const char* name, const Shape& shape, const Problem& p, const tile::TileLists& lists,
-             bool by_keys, bool joint, Shows shows) {
-  int wrong = 0, tiles[3] = {};
+             bool by_keys, bool joint, bool tells, Shows shows) {
+  int wrong = 0, tiles[4] = {};
   const std::int64_t tile_k = shape.tile_k, tile_q = shape.tile_q;
   for (int b = 0; b < p.batch; ++b) {
     const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
@@ -88,6 +88,7 @@ void compare(const char* name, const Shape& shape, const Problem& p, const tile:
         for (int n = 0; n < 32 * lists.words; ++n) {
           const std::int64_t r = by_keys ? n : row, c = by_keys ? row : n;
           bool both = false, by_mask = false, placed = false, hidden = (c + 1) * tile_k > keys;
+          bool hides = false;  // what position shows
           for (std::int64_t i = r * tile_q; i < std::min((r + 1) * tile_q, queries); ++i) {
             const KeyRange range = p.visible_keys({0, queries, 0, keys}, i);
             for (std::int64_t j = c * tile_k; j < std::min((c + 1) * tile_k, keys); ++j) {
@@ -96,43 +97,90 @@ void compare(const char* name, const Shape& shape, const Problem& p, const tile:
               by_mask |= shown;
               placed |= in;
               hidden |= !in || !shown;
+              hides |= in && !shown;
             }
           }
           const bool seen = joint ? both : by_mask && placed;
           const unsigned* bits = lists.bits + at * 2 * lists.words + n / 32;
           const bool whole = (*bits >> (n % 32) & 1U) != 0;
           const bool cut = (bits[lists.words] >> (n % 32) & 1U) != 0;
-          if (whole != (seen && !hidden) || cut != (seen && hidden)) ++wrong;
-          ++tiles[whole ? 0 : cut ? 1 : 2];
-          counts[0] += whole;
+          const bool alone = tells && seen && hidden && !hides;
+          if (whole != (seen && (!hidden || alone)) || cut != (seen && hidden)) ++wrong;
+          ++tiles[cut ? (whole ? 1 : 2) : whole ? 0 : 3];
+          counts[0] += whole && !cut;
           counts[1] += cut;
         }
         if (counts[0] != lists.counts[2 * at] || counts[1] != lists.counts[2 * at + 1]) ++wrong;
       }
     }
   }
-  std::printf("%s %s: %s: whole %d, cut %d, not seen %d\n", wrong == 0 ? "ok" : "FAILED", name,
-              shape.name, tiles[0], tiles[1], tiles[2]);
+  std::printf("%s %s: %s%s: whole %d, cut by position alone %d, cut %d, not seen %d\n",
+              wrong == 0 ? "ok" : "FAILED", name, shape.name, by_keys ? ", by keys" : "", tiles[0],
+              tiles[1], tiles[2], tiles[3]);
+  failures += wrong;
+}
+
+/// The bits of cut tiles against every pair.
+template <class Shows>
+void compare_bits(const char* name, const Shape& shape, const Problem& p,
+                  const tile::TileLists& lists, Shows shows) {
+  int wrong = 0, tiles = 0;
+  for (int b = 0; b < p.batch; ++b) {
+    const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
+    for (int h = 0; h < p.heads_q; ++h) {
+      for (int row = 0; row < lists.rows; ++row) {
+        const std::int64_t at =
+            static_cast<std::int64_t>(b * lists.list_b + h * lists.list_h) * lists.rows + row;
+        int rank = 0;
+        for (int c = 0; c < 32 * lists.words && rank < lists.shown_most; ++c) {
+          const unsigned* cut = lists.bits + (2 * at + 1) * lists.words;
+          if ((cut[c / 32] >> (c % 32) & 1U) == 0) continue;
+          const unsigned* words = lists.shown + (at * lists.shown_most + rank) * (4 * shape.tile_q);
+          ++rank, ++tiles;
+          for (int r = 0; r < shape.tile_q && row * shape.tile_q + r < p.seq_q; ++r) {
+            const std::int64_t i = row * shape.tile_q + r;
+            const KeyRange range = p.visible_keys({0, p.seq_q, 0, keys}, i);
+            for (int n = 0; n < 128; ++n) {
+              const std::int64_t j = 128 * c + n;
+              const bool seen = j < keys && j >= range.begin && j < range.end && shows(b, h, i, j);
+              const unsigned word = words[4 * r + n % 8 / 2];
+              if ((word >> (n / 8 * 2 + n % 2) & 1U) != (seen ? 1U : 0U)) ++wrong;
+            }
+          }
+        }
+      }
+    }
+  }
+  std::printf("%s %s: %s: bits of %d tiles\n", wrong == 0 ? "ok" : "FAILED", name, shape.name,
+              tiles);
   failures += wrong;
 }
 
 template <int kMask>
-void check(const Shape& shape) {
+void check(const Shape& shape, bool tells) {
   const samples::Interpreted of({"", samples::kMasks[kMask]});
   Shaped shaped(shape);
   Problem& p = shaped.problem;
   p.mask_function = of.problem.mask_function;
   constexpr TileSize kNarrow = {64, 16};
-  const cuda::WantedLists wanted = {
-      .tile_q = shape.tile_q, .tile_k = shape.tile_k, .kind = tile::Lists::whole};
+  const cuda::WantedLists wanted = {.tile_q = shape.tile_q,
+                                    .tile_k = shape.tile_k,
+                                    .kind = tile::Lists::whole,
+                                    .ordered = !tells,
+                                    .by_keys = tells,
+                                    .shows_cut = tells || shape.tile_k != 128 ? 0 : 3,
+                                    .tells_placed = tells};
   const MadeLists made(p, wanted,
                        map_of<samples::kMasksFrom + kMask, kNarrow>(cuda::captures_of(p)));
-  compare(samples::kMasks[kMask], shape, p, made.of_queries, false, true,
-          [&](int b, int h, std::int64_t i, std::int64_t j) {
-            const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
-            const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q;
-            return of.is_visible({b, h, i, j, queries, keys, 0.0});
-          });
+  const auto visible = [&](int b, int h, std::int64_t i, std::int64_t j) {
+    const std::int64_t keys = shape.lengths.empty() ? p.seq_k : shape.lengths[b];
+    const std::int64_t queries = p.packed ? shape.queries[b] : p.seq_q;
+    return of.is_visible({b, h, i, j, queries, keys, 0.0});
+  };
+  const char* const name = samples::kMasks[kMask];
+  compare(name, shape, p, made.of_queries, false, true, tells, visible);
+  if (tells) compare(name, shape, p, made.of_keys, true, true, tells, visible);
+  if (made.of_queries.shown_most > 0) compare_bits(name, shape, p, made.of_queries, visible);
 }
 
 /// A bool mask, its lines queries or keys.
@@ -155,14 +203,61 @@ void check_bools(const char* name, const Shape& shape, const Shows& shows, bool 
   const auto visible = [&](int b, int h, std::int64_t i, std::int64_t j) {
     return mask.has(b, h, i + (p.packed ? shaped.cu_q[b] : 0), j);
   };
-  compare(name, shape, p, by_keys ? made.of_keys : made.of_queries, by_keys, false, visible);
-  if (by_keys) compare("turned round", shape, p, made.of_queries, false, false, visible);
+  compare(name, shape, p, by_keys ? made.of_keys : made.of_queries, by_keys, false, false, visible);
+  if (by_keys) compare("turned round", shape, p, made.of_queries, false, false, false, visible);
+}
+
+/// The order of rows against what it is to be: class by class, each in the order of its rows.
+void check_order(int lists, int rows, int rows_of_tile) {
+  std::mt19937 random(static_cast<unsigned>(rows));
+  const int tiles = (rows + rows_of_tile - 1) / rows_of_tile, entries = lists * tiles;
+  std::vector<int> counts(2 * lists * rows), made(entries, -1), classes(tile::kListClasses, -1);
+  // Few rows have many tiles.
+  for (int& count : counts)
+    count = static_cast<int>(random() % 9 == 0 ? random() % 90 : random() % 12);
+  std::vector<long> of(entries, 0);
+  long total = 0;
+  for (int list = 0; list < lists; ++list) {
+    for (int row = 0; row < rows; ++row) {
+      const int at = 2 * (list * rows + row), here = counts[at] + counts[at + 1];
+      of[list * tiles + row / rows_of_tile] += here;
+      total += here;
+    }
+  }
+  std::vector<int> wanted[tile::kListClasses];
+  for (int i = 0; i < entries; ++i) {
+    const long n = of[i] * entries;
+    wanted[n >= 3 * total ? 0 : 2 * n >= 3 * total ? 1 : 2].push_back(i);
+  }
+  const tile_lists::OrderArgs args = {.counts = counts.data(),
+                                      .entries = entries,
+                                      .rows = rows,
+                                      .tiles = tiles,
+                                      .rows_of_tile = rows_of_tile,
+                                      .order = made.data(),
+                                      .classes = classes.data()};
+  emulator::shared_base = tile_lists::memory;
+  emulator::run_block(0, tile_lists::kOrderThreads,
+                      [&] { tile_lists::order<tile_lists::Config{}>(args); });
+  std::vector<int> all;
+  bool right = true;
+  for (int c = 0; c < tile::kListClasses; ++c) {
+    all.insert(all.end(), wanted[c].begin(), wanted[c].end());
+    right &= classes[c] == static_cast<int>(wanted[c].size());
+  }
+  right &= all == made;
+  std::printf("%s order of %d rows: classes of %d, %d, %d\n", right ? "ok" : "FAILED", entries,
+              classes[0], classes[1], classes[2]);
+  failures += right ? 0 : 1;
 }
 
 template <int kMask = 0>
 void check_all() {
   if constexpr (kMask < static_cast<int>(std::size(samples::kMasks))) {
-    for (const Shape& shape : kShapes) check<kMask>(shape);
+    for (const Shape& shape : kShapes) {
+      check<kMask>(shape, false);
+      check<kMask>(shape, true);
+    }
     check_all<kMask + 1>();
   }
 }
@@ -171,6 +266,10 @@ void check_all() {
 
 int main() {
   check_all();
+  check_order(1, 1, 1);
+  check_order(1, 64, 1);
+  check_order(3, 171, 1);
+  check_order(2, 1500, 2);
   const Shows squares = {.density = 0.5, .by_batch = true, .by_head = true, .square = 128};
   const Shows keys = {.density = 1.0, .by_batch = true, .by_query = false, .square = 128};
   const Shows queries = {.density = 0.9, .by_key = false};

@@ -8,15 +8,22 @@ namespace tilewise::tile {
 
 /// A row from its end on: tiles that a mask cuts, the last one first, then those seen whole. The
 /// next word of bits is asked for while the one at hand is walked: a load takes half as long as a
-/// tile.
+/// tile. kTells: of a map that tells which tiles position and lengths alone cut.
+template <bool kTells = false>
 struct ListWalk {
+  static constexpr int kPlaced = 1 << 30;  ///< beside the number of such a tile
+
   int cut = 0, whole = 0;  ///< tiles of the row; as it is walked, `cut` is what is left of them
   const unsigned* row = nullptr;
   int words = 0;  ///< of a half of the row
   int word = 0;
   unsigned left = 0, ahead = 0;
+  unsigned others = 0;  ///< kTells: the same tiles in the other half
 
   __forceinline__ int listed() const { return cut + whole; }
+  /// The tile that next() has named.
+  static __forceinline__ int number(int named) { return kTells ? named & ~kPlaced : named; }
+  static __forceinline__ bool is_placed(int named) { return kTells && (named & kPlaced) != 0; }
   /// Asks for what the walk begins with.
   __forceinline__ void find(const TileLists& of, int list, int at_row, int /*lane*/ = 0) {
     const i64 at = static_cast<i64>(list) * of.rows + at_row;
@@ -31,6 +38,13 @@ struct ListWalk {
     word = at;
     left = row[at];
     ahead = row[max(at - 1, 0)];
+    look_beside();
+  }
+  /// Among those seen whole there are tiles that have come already.
+  __forceinline__ void look_beside() {
+    if constexpr (!kTells) return;
+    others = row[word >= words ? word - words : word + words];
+    if (word < words) left &= ~others;
   }
   /// To those seen whole.
   __forceinline__ void pass_over_cut() {
@@ -45,10 +59,13 @@ struct ListWalk {
       left = ahead;
       --word;
       ahead = row[max(word - 1, 0)];
+      if (left != 0) look_beside();
     }
     const int bit = 31 - __clz(static_cast<int>(left));
     left ^= 1U << bit;
-    return (word >= words ? word - words : word) * 32 + bit;
+    const int tile = (word >= words ? word - words : word) * 32 + bit;
+    if constexpr (!kTells) return tile;
+    return tile | (word >= words && (others >> bit & 1) != 0 ? kPlaced : 0);
   }
 };
 

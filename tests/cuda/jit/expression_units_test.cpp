@@ -145,9 +145,11 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
               slanted)
         << sample.name;
     const Problem p = problem(sample, dim, Pass::backward);
-    if (maps_mask(forward))
-      expect_clean(sample.name, lists_unit(forward, {ListsKernel::Work::from_function, {}}), 90, "",
-                   0);
+    if (maps_mask(forward)) {
+      using Work = ListsKernel::Work;
+      for (const Work work : {Work::from_function, Work::cut_bits})
+        expect_clean(sample.name, lists_unit(forward, {work, {}}), 90, "", 0);
+    }
     if (dim > 128) continue;
     EXPECT_EQ(bwd_sm90_config(p).logits.alibi && bwd_sm90_config(p).fold_lse(), slanted)
         << sample.name;

@@ -87,6 +87,10 @@ struct Config {
   constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr bool listed() const { return lists != Lists::none; }
+  /// A mask function's map tells which tiles position and lengths alone cut, where position does.
+  constexpr bool tells_placed() const {
+    return lists == Lists::whole && expressions.mask != 0 && mask != Mask::none;
+  }
   /// Whether position may leave a row no key.
   constexpr bool hides_rows() const { return hides || (ragged() && mask != Mask::none); }
   /// Whether a list, a function or a bool mask may.

@@ -13,6 +13,8 @@ template <Config kConfig>
 struct ListProducer {
   static constexpr int kM = kConfig.shape.block_m, kPanels = Producer<kConfig>::kPanels;
 
+  using Walk = ListWalk<kConfig.tells_placed()>;
+
   Producer<kConfig> producer;
   int steps = 0, cut = 0;  ///< blocks of queries of a tile, and those of them that a mask cuts
 
@@ -64,8 +66,9 @@ struct ListProducer {
     const auto bit = [&](int key) { return bits >> ((key >> of.shift_k) % 32) & 1U; };
     return bit(first) | bit(first + kConfig.shape.block_n / 2) << 1;
   }
-  /// Rows of Q with their offsets, and which they are.
-  __forceinline__ void load_q(const Job& job, int g, int block) {
+  /// Rows of Q with their offsets, and which they are. `placed`: position and lengths alone cut
+  /// their tile.
+  __forceinline__ void load_q(const Job& job, int g, int block, [[maybe_unused]] bool placed) {
     // Asked for before the wait.
     u32 of_keys = 0;
     if constexpr (kConfig.passes) of_keys = halves(job, g, block);
@@ -75,6 +78,8 @@ struct ListProducer {
     store_shared_4(producer.shared.listed(s), static_cast<u32>(block));
     store_shared_4(producer.shared.listed(s) + 4, static_cast<u32>(g));
     if constexpr (kConfig.passes) store_shared_4(producer.shared.listed(s) + 8, of_keys);
+    if constexpr (kConfig.tells_placed())
+      store_shared_4(producer.shared.listed(s) + 12, placed ? 1 : 0);
     mbarrier_expect(producer.shared.q_full(s),
                     kPanels * kM * kPanelRowBytes + Producer<kConfig>::offset_bytes());
     producer.rQ.advance();
@@ -88,7 +93,7 @@ struct ListProducer {
     u32 next = 0;
     producer.await_prepared(job);
     fence_async();  // what others stored before the signal, to our copies
-    ListWalk walk;
+    Walk walk;
     int step = 0;
     for (int n = 0; n < 2 * producer.args.group; ++n) {
       const bool whole = n >= producer.args.group;
@@ -97,9 +102,9 @@ struct ListProducer {
       int left = whole ? walk.whole : walk.cut;
       if (whole) walk.pass_over_cut();
       for (; left > 0; --left, ++step) {
-        const int block = walk.next();
+        const int named = walk.next(), block = Walk::number(named);
         if (step == 0 && kConfig.shape.k_stages > 1) producer.load_k(job);
-        load_q(job, g, block);
+        load_q(job, g, block, Walk::is_placed(named));
         if (step == 0 && kConfig.shape.k_stages == 1) producer.load_k(job);
         if (step == 0) producer.load_v(job);
         // Not earlier: a tile must not be held while another block could take it.

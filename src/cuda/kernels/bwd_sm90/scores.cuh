@@ -70,6 +70,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   int query_head = 0;
   typename ScoreFunction<kScore>::Uniform of_score;
   typename MaskFunction<kHidden>::Uniform of_mask;
+  u32 placed = 0;  ///< a map: the mask function hides nothing of the block
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
       : worker(a, shared_base, group),
@@ -149,6 +150,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           worker.job.head * worker.args.group + static_cast<int>(load_shared_4(at + 4));
       bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
       load_slope(head);
+      if constexpr (kMasked && kConfig.tells_placed()) placed = load_shared_4(at + 12);
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
     return ~0U;
@@ -328,6 +330,10 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   }
   __forceinline__ void mask_function() {
     using Function = MaskFunction<kHidden>;
+    // A vote, though all lanes agree: see enter_block().
+    if constexpr (kConfig.tells_placed()) {
+      if (__any_sync(~0U, placed != 0)) return;
+    }
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 8) {
       const PairCorner at = corner(2 * i);

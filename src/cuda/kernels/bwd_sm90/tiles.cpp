@@ -188,6 +188,7 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .kind = config.lists,
           .by_keys = true,
           .by_both = config.sums.deterministic,
+          .tells_placed = config.tells_placed(),
           .narrowed = true};
 }
 

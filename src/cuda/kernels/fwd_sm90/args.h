@@ -97,6 +97,10 @@ struct Config {
            (expressions.mask == 0 || lists != Lists::none) &&
            !(options.mask && modification == Modification::softcap);
   }
+  /// A mask function's map may have the pairs of cut tiles as bits, made once for all heads.
+  constexpr bool shows_cut() const {
+    return lists == Lists::whole && expressions.mask != 0 && shape.block_n == 128 && !options.mask;
+  }
   bool operator==(const Config&) const = default;
 };
 

@@ -164,6 +164,9 @@ struct Consumer {
           opaque(lane));
     }
     if constexpr (kMasked) {
+      if constexpr (kConfig.shows_cut()) {
+        if (scores.knows_cut()) return scores.hide_cut(scores.rS);
+      }
       if constexpr (kConfig.options.tree) take_tree<kConfig>(*this, of, column);
       scores.template mask_rows<kCount>(args, tile, of, column,
                                         kConfig.lists == Lists::parts ? listed : ~0U);
@@ -241,6 +244,7 @@ struct Consumer {
   template <bool kMasked, bool kSeen = !kMasked>
   __forceinline__ void step(int block) {
     take_listed<kConfig>(*this);
+    if constexpr (kMasked) take_cut<kConfig>(*this);
     take_options<kConfig, kMasked>(*this, block);
     products(block);
     if constexpr (kConfig.trusts_maxima() && kSeen && kModification != Modification::softcap) {
@@ -427,6 +431,7 @@ struct Consumer {
       if constexpr (kConfig.schedule.halve_cut)
         first_halved = visible_half<kConfig>(*this, blocks.end - 1) == 0;
       take_listed<kConfig>(*this);
+      take_first_cut<kConfig>(*this);
       take_first_options<kConfig>(*this, blocks.end - 1);
       issue_scores();
       first_scores_wait();

@@ -132,6 +132,9 @@ struct ListProducer {
     mbarrier_wait(base.shared.k_empty(s), base.rK.parity ^ 1);
     store_shared_4(base.shared.listed(s), static_cast<u32>(block));
     if constexpr (kTellsNext) store_shared_4(base.shared.listed(s) + 4, static_cast<u32>(after));
+    // Tiles come from the right on: so many cut ones are left of it.
+    if constexpr (kConfig.shows_cut())
+      store_shared_4(base.shared.listed(s) + 8, static_cast<u32>(walk.cut));
     mbarrier_expect(base.shared.k_full(s), Shared<kConfig>::kPlan.k_stage);
     base.load_rows(&base.args.k, base.shared.k(s), base.shared.k_full(s), Base::kPanels, block);
     base.rK.advance();
@@ -249,7 +252,7 @@ struct ListProducer {
 /// Along one row where warpgroups see the same tiles of keys, else along that of each.
 template <Config kConfig>
 struct WalkOf {
-  using Type = ListWalk;
+  using Type = ListWalk<>;
 };
 template <Config kConfig>
 requires(kConfig.lists == Lists::parts) struct WalkOf<kConfig> {

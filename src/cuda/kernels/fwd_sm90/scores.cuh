@@ -2,7 +2,7 @@
 /// softmax.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
@@ -41,7 +41,7 @@ struct HeldOptions<true> {
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
-struct Scores : HeldOptions<kConfig.options.any()> {
+struct Scores : HeldOptions<kConfig.options.any()>, HeldCut<kConfig.shows_cut()> {
   static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
@@ -137,6 +137,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     }
     if constexpr (kExpressions.mask != 0 && kMasks) {
       using Function = MaskFunction<kExpressions.mask>;
+      if (this->knows_cut()) return;
       for_each_pair<Function, false, 1, kBlockN / 8>(
           at, of_mask, *captures, lane,
           [&](int, int n, int e, const auto& query, const auto& key, const auto& diagonal) {

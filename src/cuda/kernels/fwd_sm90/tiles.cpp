@@ -332,6 +332,9 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   return config;
 }
 
+/// Cut tiles of a row whose pairs are kept as bits; those of others are asked for one by one.
+constexpr int kMostCut = 32;
+
 WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
   const int rows = config.lists == tile::Lists::parts ? config.shape.warpgroups : 1;
   return {.tile_q = 64 * config.shape.warpgroups / rows >> pack_shift,
@@ -340,6 +343,7 @@ WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
           .packs_heads = config.pack_heads,
           .ordered = true,
           .rows_of_tile = rows,
+          .shows_cut = config.shows_cut() ? kMostCut : 0,
           .narrowed = true};
 }
 

@@ -13,6 +13,8 @@ struct Config {
   int tile_k = 128;      ///< keys of a tile; from_function: 16 or a multiple of 32
   bool parts = false;    ///< from_list: blocks are smaller than tiles, the list is kept bit by bit
   bool by_keys = false;  ///< from_mask: rows of tiles are of keys, and so are the mask's lines
+  /// from_function, transpose: rows tell which tiles position and lengths alone cut.
+  bool tells_placed = false;
   int shared_bytes = 1024;                                  ///< a power of two
   tile::Expressions expressions = {.score = 0, .mask = 1};  ///< from_function
 
@@ -89,5 +91,15 @@ struct OrderArgs {
   static constexpr int kClassBits = 21;
 };
 inline constexpr int kOrderThreads = 512;
+
+/// cut_bits: the order, and what of the first `most` cut tiles of each row is seen.
+struct CutBitsArgs {
+  Args of;
+  OrderArgs order;
+  int most = 0;
+  unsigned* shown = nullptr;  ///< see tile/lists_args.h
+};
+/// Blocks of cut_bits that share a row.
+inline constexpr int kCutBlocks = 4;
 
 }  // namespace tilewise::tile_lists

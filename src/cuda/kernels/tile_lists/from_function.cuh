@@ -1,5 +1,6 @@
 /// tile_lists: from a mask function to rows of tiles, each a bit: seen whole, seen through the
-/// mask, or not at all. See tile_lists/README.md.
+/// mask, or not at all. Rows may tell what position and lengths alone cut. See
+/// tile_lists/README.md.
 ///
 /// One block takes one row of tiles of one list, each warp one tile after another. What a tile's
 /// rows and columns have is known by its smallest and largest value; what the mask can be between
@@ -52,15 +53,17 @@ struct FunctionRow {
     return Function::row(place, uniform, query_at(row), captures);
   }
 
-  /// Whether tile `c` is seen at all, and whether without the mask. For all lanes.
-  __forceinline__ void look_at(int c, bool& seen, bool& whole) const {
+  /// Whether tile `c` is seen at all, and whether all its pairs are; `shows`: of those that
+  /// position and lengths show the function hides none. For all lanes.
+  __forceinline__ void look_at(int c, bool& seen, bool& whole, bool& shows) const {
     const int first_key = c * kConfig.tile_k, end_key = first_key + kConfig.tile_k;
-    seen = whole = false;
+    seen = whole = shows = false;
     if (first_key >= of.keys || last_query + of.high <= first_key ||
         first_query + of.low >= min(end_key, of.keys))
       return;
     const int last_key = min(end_key, of.keys) - 1;
-    const bool uncut = first_query + of.high > last_key && last_query + of.low <= first_key;
+    const bool uncut =
+        first_query + of.high > last_key && last_query + of.low <= first_key && end_key <= of.keys;
     typename Function::Column columns[kColumns];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n)
@@ -72,10 +75,10 @@ struct FunctionRow {
     const auto can_be = Ranges::over(place, uniform, rows, of_columns, {first_query, last_query},
                                      {first_key, last_key}, captures);
     if (can_be.never()) return;
-    seen = can_be.always();
-    whole = seen && uncut;
-    if (!seen) ask_pairs(columns, first_key, last_key, seen, whole);
-    whole = whole && end_key <= of.keys;
+    seen = shows = can_be.always();
+    if (!seen)
+      ask_pairs(columns, first_key, last_key, !kConfig.tells_placed && !uncut, seen, shows);
+    whole = shows && uncut;
   }
 
  private:
@@ -83,8 +86,10 @@ struct FunctionRow {
     return min(first_key + 32 * n + lane, last_key);
   }
 
+  /// `one_tells`: nothing but one that is seen is looked for.
   __forceinline__ void ask_pairs(const typename Function::Column (&columns)[kColumns],
-                                 int first_key, int last_key, bool& seen, bool& whole) const {
+                                 int first_key, int last_key, bool one_tells, bool& seen,
+                                 bool& shows) const {
     // Rows that lie apart first: what differs in a tile most often differs between them.
     constexpr int kApart = 37;
     bool some_seen = false, some_hidden = false;
@@ -99,17 +104,17 @@ struct FunctionRow {
         const typename Function::Diagonal diagonal =
             Function::diagonal(place, uniform, d, static_cast<float>(d), captures);
         const bool visible =
-            Function::value(place, uniform, part, columns[column], diagonal, i, j, captures) &&
-            i + of.low <= j && j < i + of.high;
-        sees |= visible;
-        hides |= !visible;
+            Function::value(place, uniform, part, columns[column], diagonal, i, j, captures);
+        const bool placed = i + of.low <= j && j < i + of.high;
+        sees |= visible && placed;
+        hides |= !visible && placed;
       }
       some_seen |= __any_sync(~0U, sees);
       some_hidden |= __any_sync(~0U, hides);
-      if (some_seen && some_hidden) break;
+      if (some_seen && (some_hidden || one_tells)) break;
     }
     seen = some_seen;
-    whole = !some_hidden;
+    shows = !some_hidden;
   }
 };
 
@@ -126,10 +131,11 @@ __forceinline__ void from_function(const Expressed<Args>& expressed) {
   __syncthreads();  // all bits are 0
   const FunctionRow<kConfig> row(args, expressed.captures, index, lane);
   for (int c = thread / 32; c < 32 * args.words; c += kFunctionThreads / 32) {
-    bool seen, whole;
-    row.look_at(c, seen, whole);
+    bool seen, whole, shows;
+    row.look_at(c, seen, whole, shows);
     if (!seen || lane != 0) continue;
     atomicOr(row_bits + (whole ? 0 : args.words) + c / 32, 1U << (c % 32));
+    if (kConfig.tells_placed && shows && !whole) atomicOr(row_bits + c / 32, 1U << (c % 32));
     atomicAdd(counts + (whole ? 0 : 1), 1U);
   }
   __syncthreads();  // all tiles have been looked at

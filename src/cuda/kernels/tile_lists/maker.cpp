@@ -20,6 +20,8 @@ namespace {
 using tile_lists::Config;
 using Role = MemoryItem::Role;
 using Work = ListsKernel::Work;
+/// A sum of each warp.
+constexpr int kOrderBytes = 8 * tile_lists::kOrderThreads / 32;
 
 /// The power of two that holds `bytes` of shared memory.
 int shared_bytes(std::int64_t bytes, int least) {
@@ -29,6 +31,7 @@ int shared_bytes(std::int64_t bytes, int least) {
 std::string config_text(const Config& config) {
   return ".tile_q = " + std::to_string(config.tile_q) + number_text("tile_k", config.tile_k) +
          flag_text("parts", config.parts) + flag_text("by_keys", config.by_keys) +
+         flag_text("tells_placed", config.tells_placed) +
          number_text("shared_bytes", config.shared_bytes);
 }
 
@@ -60,11 +63,20 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
       unit.threads = tile_lists::kTransposeThreads;
       unit.shared_bytes = 0;
       break;
+    case Work::cut_bits:
+      unit.entry = "cut_bits";
+      unit.args = "CutBitsArgs";
+      unit.threads = tile_lists::kOrderThreads;
+      unit.shared_bytes = kOrderBytes;
+      unit = with_functions(std::move(unit), p, "");
+      unit.prelude += "#include \"cuda/tile/expression_ranges.cuh\"\n" +
+                      mask_ranges_text(*p.mask_function.program, mask_name(p));
+      break;
     case Work::order:
       unit.entry = "order";
       unit.args = "OrderArgs";
       unit.threads = tile_lists::kOrderThreads;
-      unit.shared_bytes = 8 * (tile_lists::kOrderThreads + 1);
+      unit.shared_bytes = kOrderBytes;
       break;
   }
   unit.file = "tile_lists/" + unit.entry;
@@ -95,6 +107,7 @@ TileListsMaker::TileListsMaker(const Problem& p, const WantedLists& wanted)
   order_.rows_of_tile = wanted.rows_of_tile;
   order_.tiles = static_cast<int>(ceil_div(args_.rows, wanted.rows_of_tile));
   order_.entries = static_cast<int>(lists_ * order_.tiles);
+  count_shown();
   transpose_.rows = args_.rows;
   transpose_.words = args_.words;
   transpose_.to_rows = static_cast<int>(ceil_div(p.seq_k, wanted.tile_k));
@@ -148,6 +161,17 @@ void TileListsMaker::count_lists() {
   lists_ = (of_batch ? p.batch : 1) * args_.list_heads;
 }
 
+/// Bits that one head reads are not worth a kernel, and they must not grow with the square of the
+/// length.
+void TileListsMaker::count_shown() {
+  constexpr std::int64_t kMostWords = std::int64_t{1} << 23;
+  const bool mapped = problem_.mask_function.defined() && !problem_.block_list.defined();
+  if (!mapped || sharing_ < 2) return;
+  const std::int64_t rows = std::max<std::int64_t>(1, lists_ * args_.rows);
+  const std::int64_t most = kMostWords / (rows * tile_words());
+  shown_most_ = static_cast<int>(std::min<std::int64_t>(wanted_.shows_cut, most));
+}
+
 void TileListsMaker::add_memory(std::vector<MemoryPart>& items) const {
   if (wanted_.kind == tile::Lists::none) return;
   const auto add = [&](const char* name, std::int64_t words) {
@@ -157,6 +181,7 @@ void TileListsMaker::add_memory(std::vector<MemoryPart>& items) const {
   add("counts of tiles", lists_ * args_.rows * 2);
   if (wanted_.kind == tile::Lists::parts) add("blocks listed", listed_words());
   if (wanted_.ordered) add("order of rows", order_.entries + tile::kListClasses);
+  if (shown_most_ > 0) add("pairs of cut tiles", shown_words());
   if (wanted_.by_keys) {
     add("tiles listed, transposed", key_bit_words());
     add("counts of tiles, transposed", lists_ * transpose_.to_rows * 2);
@@ -173,6 +198,7 @@ void TileListsMaker::take(WorkspaceCutter& workspace) {
     order_.classes = order_.order + order_.entries;
     order_.counts = args_.counts;
   }
+  if (shown_most_ > 0) shown_ = workspace.take<unsigned>(shown_words());
   if (wanted_.by_keys) {
     transpose_.bits = args_.bits;
     transpose_.to_bits = workspace.take<unsigned>(key_bit_words());
@@ -192,6 +218,8 @@ tile::TileLists TileListsMaker::of_queries() const {
           .block_words = args_.block_words,
           .shift_q = args_.shift_q,
           .shift_k = args_.shift_k,
+          .shown = shown_,
+          .shown_most = shown_most_,
           .order = order_.order,
           .classes = order_.classes,
           .tiles = order_.tiles,
@@ -220,6 +248,7 @@ ListsStep TileListsMaker::rows_step() const {
         tile_lists::list_bytes(wanted_.tile_q, args_.shift_q, args_.block_words), 4096);
   } else {
     step.kernel.work = Work::from_function;
+    config.tells_placed = wanted_.tells_placed;
     config.shared_bytes = shared_bytes(tile_lists::row_bytes(args_.words), 1024);
   }
   return step;
@@ -242,8 +271,19 @@ ListsStep TileListsMaker::mask_step(const tile::MaskBits& mask) const {
   return {{Work::from_mask, config}, lists_ * args.of.rows, args};
 }
 
+/// The order, and beside it the pairs of cut tiles, which take no launch more.
+ListsStep TileListsMaker::order_step() const {
+  if (shown_most_ == 0) return {{Work::order}, 1, order_};
+  const tile_lists::CutBitsArgs args = {
+      .of = args_, .order = order_, .most = shown_most_, .shown = shown_};
+  return {{Work::cut_bits, {.tile_q = wanted_.tile_q, .tile_k = wanted_.tile_k}},
+          1 + lists_ * args_.rows * tile_lists::kCutBlocks,
+          args};
+}
+
 ListsStep TileListsMaker::transpose_step(const tile_lists::TransposeArgs& args) const {
-  return {{Work::transpose}, lists_ * args.words, args};
+  const bool tells = wanted_.tells_placed && !problem_.block_list.defined();
+  return {{Work::transpose, {.tells_placed = tells}}, lists_ * args.words, args};
 }
 
 /// Rows of queries from those of keys.
@@ -268,7 +308,7 @@ std::vector<ListsStep> TileListsMaker::steps(const tile::MaskBits& mask) const {
     steps.push_back(mask_step(mask));
     if (wanted_.by_both) steps.push_back(transpose_step(way_back()));
   }
-  if (wanted_.ordered) steps.push_back({{Work::order}, 1, order_});
+  if (wanted_.ordered) steps.push_back(order_step());
   return steps;
 }
 
@@ -279,6 +319,12 @@ void TileListsMaker::start(const ListsStep& step, void* stream) const {
     const Kernel kernel = load_by_key(expressions_key(problem_), step.kernel, device, unit);
     launch_expressed(problem_, kernel, {.x = step.blocks}, stream,
                      std::get<tile_lists::Args>(step.args));
+    return;
+  }
+  if (step.kernel.work == Work::cut_bits) {
+    const Kernel kernel = load_by_key(expressions_key(problem_), step.kernel, device, unit);
+    launch_expressed(problem_, kernel, host::following(step.blocks, device), stream,
+                     std::get<tile_lists::CutBitsArgs>(step.args));
     return;
   }
   const Kernel kernel = host::load_config(step.kernel, device, unit);

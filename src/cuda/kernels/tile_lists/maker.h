@@ -23,12 +23,14 @@ struct WantedLists {
   int rows_of_tile = 1;      ///< ordered: rows of tile_q queries that are taken together
   bool by_keys = false;      ///< rows of keys, which list tiles of queries
   bool by_both = false;      ///< by_keys: rows of queries too
+  int shows_cut = 0;  ///< ordered, of a mask function: cut tiles of a row whose pairs are kept
+  bool tells_placed = false;  ///< of a mask function: what position and lengths alone cut
   bool narrowed = false;  ///< by the problem's bool mask, so that what is seen whole needs no look
 };
 
 /// A kernel of the room.
 struct ListsKernel {
-  enum class Work { from_list, from_function, from_mask, transpose, order };
+  enum class Work { from_list, from_function, from_mask, transpose, order, cut_bits };
   Work work = Work::from_list;
   tile_lists::Config config = {};  ///< of those that make rows
 
@@ -42,7 +44,7 @@ struct ListsStep {
   ListsKernel kernel;
   std::int64_t blocks = 0;  ///< of the grid
   std::variant<tile_lists::Args, tile_lists::MaskArgs, tile_lists::TransposeArgs,
-               tile_lists::OrderArgs>
+               tile_lists::OrderArgs, tile_lists::CutBitsArgs>
       args;
 };
 
@@ -74,11 +76,15 @@ class TileListsMaker {
   std::int64_t lists_ = 1;
   int list_b_ = 0, list_h_ = 0;
   int sharing_ = 1, heads_ = 1;
+  int shown_most_ = 0;  ///< cut tiles of a row whose pairs are kept as bits
+  unsigned* shown_ = nullptr;
 
   void take_list();
   void count_lists();
+  void count_shown();
   ListsStep rows_step() const;
   ListsStep mask_step(const tile::MaskBits& mask) const;
+  ListsStep order_step() const;
   ListsStep transpose_step(const tile_lists::TransposeArgs& args) const;
   tile_lists::TransposeArgs way_back() const;
   void start(const ListsStep& step, void* stream) const;
@@ -87,6 +93,9 @@ class TileListsMaker {
   std::int64_t key_bit_words() const {
     return lists_ * transpose_.to_rows * 2 * transpose_.to_words;
   }
+  /// Of a cut tile, four a query.
+  std::int64_t tile_words() const { return std::int64_t{4} * wanted_.tile_q; }
+  std::int64_t shown_words() const { return lists_ * args_.rows * shown_most_ * tile_words(); }
   std::int64_t listed_words() const { return lists_ * args_.query_blocks * args_.block_words; }
 };
 

@@ -9,6 +9,35 @@ namespace tilewise::tile_lists {
 
 using namespace tile;
 
+/// Sums over the threads of the block.
+struct ThreadSums {
+  u64 before, all;  ///< over those before this one; over all
+};
+__forceinline__ u64 of_lane(u64 x, int lane) {
+  return static_cast<u64>(__shfl_sync(~0U, static_cast<long long>(x), lane));
+}
+__forceinline__ ThreadSums sum_threads(u64 x, u64* of_warps) {
+  constexpr int kWarps = kOrderThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  u64 sum = x;  // of the warp's threads up to this one
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const u64 other = of_lane(sum, max(lane - step, 0));
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) of_warps[warp] = sum;
+  __syncthreads();  // the sums of warps are there
+  ThreadSums sums{sum - x, 0};
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const u64 of_warp = of_warps[w];
+    if (w < warp) sums.before += of_warp;
+    sums.all += of_warp;
+  }
+  __syncthreads();  // and have been read
+  return sums;
+}
+
 /// Rows with many tiles first, so that none of them begins when the others are nearly done: class
 /// by class, in each class in the order that they have. One block; each thread takes rows that lie
 /// side by side, and a sum over the threads before it says where they go. The counts of all classes
@@ -18,16 +47,13 @@ __forceinline__ void order(const OrderArgs& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int kBits = OrderArgs::kClassBits;
   constexpr u64 kMask = (1ULL << kBits) - 1;
-  u64* before = reinterpret_cast<u64*>(memory);
-  u64* all = before + kOrderThreads;
+  u64* const of_warps = reinterpret_cast<u64*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   const int each = (args.entries + kOrderThreads - 1) / kOrderThreads;
   const int first = min(thread * each, args.entries), end = min(first + each, args.entries);
   let_next_start();
-  if (thread == 0) *all = 0;
-  __syncthreads();      // the sum is 0
   wait_for_previous();  // for the counts
-  const auto tiles = [&](int i) {
+  const auto read = [&](int i) {
     const int list = i / args.tiles, row = (i - list * args.tiles) * args.rows_of_tile;
     const int end = min(row + args.rows_of_tile, args.rows);
     u64 sum = 0;
@@ -37,27 +63,21 @@ __forceinline__ void order(const OrderArgs& args) {
     }
     return sum;
   };
+  // Most often a thread has one entry, which is read once.
+  const u64 of_first = first < end ? read(first) : 0;
+  const auto tiles = [&](int i) { return i == first ? of_first : read(i); };
   u64 mine = 0;
   for (int i = first; i < end; ++i) mine += tiles(i);
-  atomicAdd(all, mine);
-  __syncthreads();  // all have added
-  const u64 total = *all;
+  const u64 total = sum_threads(mine, of_warps).all;
   const auto class_of = [&](int i) {
     const u64 n = tiles(i) * static_cast<u64>(args.entries);
     return n >= 3 * total ? 0 : 2 * n >= 3 * total ? 1 : 2;
   };
   mine = 0;
   for (int i = first; i < end; ++i) mine += 1ULL << (kBits * class_of(i));
-  before[thread] = mine;
-  for (int step = 1; step < kOrderThreads; step *= 2) {
-    __syncthreads();  // the sums so far are there
-    const u64 other = thread >= step ? before[thread - step] : 0;
-    __syncthreads();  // and have been read
-    before[thread] += other;
-  }
-  __syncthreads();  // the sums are complete
-  const u64 counts = before[kOrderThreads - 1];
-  u64 at = before[thread] - mine;
+  const ThreadSums sums = sum_threads(mine, of_warps);
+  const u64 counts = sums.all;
+  u64 at = sums.before;
   // Where each class begins is added in its own part of the word.
   at += (counts & kMask) << kBits;
   at += ((counts & kMask) + (counts >> kBits & kMask)) << (2 * kBits);

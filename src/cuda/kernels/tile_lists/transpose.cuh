@@ -26,14 +26,24 @@ __forceinline__ void transpose(const TransposeArgs& args) {
   for (int w = 0; w < args.to_words; ++w) {
     const int at = w * 32 + lane;
     const unsigned bits = at < args.rows ? from[static_cast<i64>(at) * 2 * args.words] : 0;
-    unsigned mine = 0;
+    unsigned mine = 0, placed = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const unsigned column = __ballot_sync(~0U, (bits >> i & 1) != 0);
       if (lane == i) mine = column;
     }
+    if constexpr (kConfig.tells_placed) {
+      // What has both bits counts as cut.
+      const bool has = half == 0 && at < args.rows;
+      const unsigned cut = has ? from[(static_cast<i64>(at) * 2 + 1) * args.words] : 0;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const unsigned column = __ballot_sync(~0U, (bits & cut) >> i & 1);
+        if (lane == i) placed = column;
+      }
+    }
     if (row < args.to_rows) args.to_bits[(to * 2 + half) * args.to_words + w] = mine;
-    count += __popc(mine);
+    count += __popc(mine ^ placed);
   }
   if (row < args.to_rows) args.to_counts[to * 2 + half] = count;
 }
