@@ -26,10 +26,13 @@ int shared_bytes(std::int64_t bytes, int least) {
   return std::max(least, static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(bytes))));
 }
 
+/// Shared memory up to which a block takes several rows of a list.
+constexpr std::int64_t kSharedOfRows = 16 * 1024;
+
 std::string config_text(const Config& config) {
   return ".tile_q = " + std::to_string(config.tile_q) + number_text("tile_k", config.tile_k) +
          flag_text("parts", config.parts) + flag_text("by_keys", config.by_keys) +
-         number_text("shared_bytes", config.shared_bytes);
+         number_text("rows", config.rows) + number_text("shared_bytes", config.shared_bytes);
 }
 
 }  // namespace
@@ -40,7 +43,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
   switch (kernel.work) {
     case Work::from_list:
       unit.entry = "from_list";
-      unit.threads = tile_lists::kListThreads;
+      unit.threads = 32 * kernel.config.rows;
       break;
     case Work::from_function:
       unit.entry = "from_function";
@@ -64,7 +67,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
       unit.entry = "order";
       unit.args = "OrderArgs";
       unit.threads = tile_lists::kOrderThreads;
-      unit.shared_bytes = 8 * (tile_lists::kOrderThreads + 1);
+      unit.shared_bytes = tile_lists::kOrderBytes;
       break;
   }
   unit.file = "tile_lists/" + unit.entry;
@@ -89,6 +92,7 @@ TileListsMaker::TileListsMaker(const Problem& p, const WantedLists& wanted)
   count_lists();
   args_.rows = static_cast<int>(ceil_div(p.seq_q, wanted.tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, wanted.tile_k), 32));
+  args_.all_rows = static_cast<int>(lists_ * args_.rows);
   heads_ = static_cast<int>(wanted.packs_heads ? p.heads_k : p.heads_q);
   sharing_ = static_cast<int>(p.batch * heads_ / std::max<std::int64_t>(1, lists_));
   order_.rows = args_.rows;
@@ -216,8 +220,11 @@ ListsStep TileListsMaker::rows_step() const {
   config.tile_k = wanted_.tile_k;
   if (problem_.block_list.defined()) {
     config.parts = wanted_.kind == tile::Lists::parts;
-    config.shared_bytes = shared_bytes(
-        tile_lists::list_bytes(wanted_.tile_q, args_.shift_q, args_.block_words), 4096);
+    const std::int64_t bytes =
+        tile_lists::list_bytes(wanted_.tile_q, args_.shift_q, args_.block_words);
+    while (config.rows > 1 && config.rows * bytes > kSharedOfRows) config.rows /= 2;
+    config.shared_bytes = shared_bytes(config.rows * bytes, 1024);
+    step.blocks = ceil_div(step.blocks, config.rows);
   } else {
     step.kernel.work = Work::from_function;
     config.shared_bytes = shared_bytes(tile_lists::row_bytes(args_.words), 1024);
@@ -268,7 +275,8 @@ std::vector<ListsStep> TileListsMaker::steps(const tile::MaskBits& mask) const {
     steps.push_back(mask_step(mask));
     if (wanted_.by_both) steps.push_back(transpose_step(way_back()));
   }
-  if (wanted_.ordered) steps.push_back({{Work::order}, 1, order_});
+  if (wanted_.ordered)
+    steps.push_back({{Work::order, {.parts = wanted_.rows_of_tile > 1}}, 1, order_});
   return steps;
 }
 
