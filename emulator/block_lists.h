@@ -141,7 +141,7 @@ struct MadeLists {
     const Config& config = step.kernel.config;
     switch (step.kernel.work) {
       case Work::from_list:
-        each_block<tile_lists::Args>(step, tile_lists::kListThreads,
+        each_block<tile_lists::Args>(step, 32 * config.rows,
                                      [&](const auto& args) { from_list(config, args); });
         break;
       case Work::from_function:
@@ -160,8 +160,9 @@ struct MadeLists {
             });
         break;
       case Work::order:
-        each_block<tile_lists::OrderArgs>(step, tile_lists::kOrderThreads,
-                                          tile_lists::order<Config{}>);
+        each_block<tile_lists::OrderArgs>(
+            step, tile_lists::kOrderThreads,
+            config.parts ? tile_lists::order<Config{.parts = true}> : tile_lists::order<Config{}>);
         break;
     }
   }
@@ -174,7 +175,7 @@ struct MadeLists {
   template <Config kConfig>
   static bool is(const Config& c) {
     return c.tile_q == kConfig.tile_q && c.tile_k == kConfig.tile_k && c.parts == kConfig.parts &&
-           c.by_keys == kConfig.by_keys;
+           c.by_keys == kConfig.by_keys && c.rows == kConfig.rows;
   }
   template <Config... kConfigs>
   static void from_list_as(const Config& c, const tile_lists::Args& args) {

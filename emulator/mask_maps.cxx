@@ -1,7 +1,10 @@
 /// tile_lists on the emulator: the tiles of many mask functions and bool masks beside position and
-/// lengths,/// against every pair.
+/// lengths, against every pair; the order of rows.
 #include "emulator.h"
 //
+#include <numeric>
+#include <random>
+
 #include "bool_masks.h"
 #include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
@@ -262,9 +265,55 @@ void check_all() {
   }
 }
 
+/// The order of rows of `lists` lists, most of which have few tiles, against a stable sort by
+/// class.
+template <tile_lists::Config kConfig>
+void check_order(int lists, int rows, int rows_of_tile) {
+  std::mt19937 random(7);
+  std::vector<int> counts(2UL * lists * rows);
+  for (int& count : counts) {
+    const unsigned kind = random() % 16;
+    count = static_cast<int>(kind == 0  ? 300 + random() % 50
+                             : kind < 3 ? 90 + random() % 60
+                                        : random() % 60);
+  }
+  tile_lists::OrderArgs args;
+  args.counts = counts.data();
+  args.rows = rows;
+  args.rows_of_tile = rows_of_tile;
+  args.tiles = (rows + rows_of_tile - 1) / rows_of_tile;
+  args.entries = lists * args.tiles;
+  std::vector<int> order(args.entries, -1), classes(tile::kListClasses, -1);
+  args.order = order.data();
+  args.classes = classes.data();
+  emulator::shared_base = tile_lists::memory;
+  emulator::run_block(0, tile_lists::kOrderThreads, [&] { tile_lists::order<kConfig>(args); });
+
+  std::vector<long> tiles(args.entries, 0);
+  for (int at = 0; at < lists * rows; ++at)
+    tiles[at / rows * args.tiles + at % rows / rows_of_tile] += counts[2 * at] + counts[2 * at + 1];
+  const long total = std::accumulate(tiles.begin(), tiles.end(), 0L);
+  std::vector<int> expected, of_classes;
+  for (int c = 0; c < tile::kListClasses; ++c) {
+    const std::size_t before = expected.size();
+    for (int i = 0; i < args.entries; ++i) {
+      const long n = tiles[i] * args.entries;
+      if ((n >= 3 * total ? 0 : 2 * n >= 3 * total ? 1 : 2) == c) expected.push_back(i);
+    }
+    of_classes.push_back(static_cast<int>(expected.size() - before));
+  }
+  if (order == expected && classes == of_classes) return;
+  std::printf("FAILED order of %d lists of %d rows, %d a tile\n", lists, rows, rows_of_tile);
+  ++failures;
+}
+
 }  // namespace
 
 int main() {
+  check_order<tile_lists::Config{}>(1, 1, 1);
+  check_order<tile_lists::Config{}>(3, 21, 1);
+  check_order<tile_lists::Config{}>(2, 4099, 1);
+  check_order<tile_lists::Config{.parts = true}>(3, 130, 4);
   check_all();
   check_order(1, 1, 1);
   check_order(1, 64, 1);

@@ -14,7 +14,7 @@
 
 namespace emulator {
 
-constexpr int kMostWarps = 20;
+constexpr int kMostWarps = 32;
 struct Clocks {
   std::array<unsigned, kMostWarps> of{};
   void join(const Clocks& other) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/ask_row.h"
+#include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/kernels/fwd_sm90/fill.h"

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "cuda/ask_row.h"
 #include "cuda/kernels/bwd_sm80/row.h"
@@ -19,6 +20,7 @@
 #include "cuda/machine.h"
 #include "harness/case.h"
 #include "harness/materialize.h"
+#include "plan/choose.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -39,9 +41,10 @@ std::int64_t listed_bytes(const Cost& cost) {
   return bytes;
 }
 
-/// Rows of 128 queries in all lists, which the first kernel has a block for each of.
+/// Rows of 128 queries in all lists.
 std::int64_t rows_of(const Problem& p) {
-  return TileListsMaker(p, {.kind = Lists::whole}).steps()[0].blocks;
+  const ListsStep first = TileListsMaker(p, {.kind = Lists::whole}).steps()[0];
+  return std::get<tile_lists::Args>(first.args).all_rows;
 }
 
 TEST(TileLists, BlocksBesideTiles) {
@@ -92,9 +95,6 @@ TEST(TileLists, HalvesOfTiles) {
   EXPECT_NE(passing("packed=2000,33/3000,130 h4/2 d64 bf16 blocks=64,64:b,1:0.5")
                 .find("packed sequences"),
             std::string::npos);
-  const Problem p = problem(head + "blocks=64,64:1,h:0.5", Pass::backward);
-  ASSERT_NE(kFlashBackwardPassingSm90.on_trial, nullptr);
-  EXPECT_NE(kFlashBackwardPassingSm90.on_trial(kFlashBackwardPassingSm90, p), "");
   for (const auto& [dim, stages] : {std::pair(64, 4), std::pair(128, 3)}) {
     const bwd_sm90::Config config = bwd_sm90_passing_config(problem(
         "b1 h2 s4096 d" + std::to_string(dim) + " bf16 blocks=64,64:1,h:0.5", Pass::backward));
@@ -102,6 +102,20 @@ TEST(TileLists, HalvesOfTiles) {
     EXPECT_EQ(config.shape.q_stages, stages) << dim;
     EXPECT_LE(bwd_sm90::SharedPlan(config).bytes, bwd_sm90::SharedPlan::kRoom) << dim;
   }
+}
+
+// The plan takes it where few blocks are listed, and where most are the row that has S of the next
+// block beside dK. Blocks as large as tiles, and sums in a fixed order, are left to others.
+TEST(TileLists, BlocksOf64InBackward) {
+  const auto kernel = [](const std::string& line) {
+    const Problem p = problem("b1 h16 s8192 d128 bf16 " + line, Pass::backward);
+    return std::string(choose(p, machine(90), {}, kernel_table()).kernel);
+  };
+  for (const char* density : {"0.05", "0.25", "0.5", "0.75"})
+    EXPECT_EQ(kernel(std::string("blocks=64,64:1,h:") + density), "flash_bwd_passing_sm90");
+  EXPECT_EQ(kernel("blocks=64,64:1,h:1"), "flash_bwd_sm90");
+  EXPECT_EQ(kernel("blocks=128,128:1,h:0.25"), "flash_bwd_sm90");
+  EXPECT_EQ(kernel("blocks=64,64:1,h:0.25 deterministic"), "flash_bwd_twopass_sm80");
 }
 
 // Where the heads of a group share a list, a tile of 128 rows is a block of it for some of them.

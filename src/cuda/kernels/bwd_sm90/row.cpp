@@ -85,6 +85,8 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (reason.empty()) reason = bwd_sm90_options_refusal(p);
   if (!reason.empty()) return reason;
   if (p.block_list.defined()) {
+    // Tiles of keys are not at the same queries at the same time: one waits for another.
+    if (p.deterministic) return "block lists with deterministic are left to flash_bwd_twopass_sm80";
     // delta of listed rows comes from a rounded O, which dropout scales.
     if (p.packed && bwd_tiles::is_tiny(p))
       return "small packed problems beside a block list are left to flash_bwd_sm80";
@@ -397,15 +399,10 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
   const bool large_dim = std::max(p.head_dim, p.head_dim_v) > 128;
   if (large_dim && p.packed && sm90_mask(p).mask != bwd_sm90::Mask::none)
     return "no card has checked its packed sequences under a mask above head dim 128";
-  if (p.packed && p.block_list.defined())
-    return "no card has checked its packed sequences beside a block list";
   return p.bias.defined() && bwd_tiles::is_small(p) ? "no card has timed a bias of small problems"
                                                     : "";
 }
 
-std::string passing_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
-  return "no card has timed it";
-}
 constexpr bool kPasses = true;
 
 }  // namespace
@@ -418,8 +415,7 @@ const KernelRow kFlashBackwardPassingSm90 = {
     .summary = "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA",
     .prepare = prepare,
     .run = run,
-    .config = &kPasses,
-    .on_trial = passing_on_trial};
+    .config = &kPasses};
 
 const KernelRow kFlashBackwardSm90 = {
     .name = "flash_bwd_sm90",

@@ -77,6 +77,34 @@ constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
 
+/// Pairs that are listed, of those that position shows.
+double listed_density(const Problem& p) {
+  return std::clamp(visible_pairs(p) / std::max(1.0, positional_pairs(p)), 1e-6, 1.0);
+}
+/// Queries that a tile takes of a list, over those that it needs: a step is there where one of the
+/// blocks is listed that the queries of a step and the keys of a consumer or the tile have.
+double taken_over_listed(const Problem& p, const Config& config) {
+  if (!p.block_list.defined()) return 1.0;
+  const auto blocks = [](std::int64_t tile, std::int64_t block) {
+    return std::max(1.0, static_cast<double>(tile) / static_cast<double>(block));
+  };
+  const int keys = config.passes ? config.shape.block_n / 2 : config.shape.block_n;
+  const double together =
+      blocks(config.shape.block_m, p.block_list.block_q) * blocks(keys, p.block_list.block_k);
+  const double density = listed_density(p);
+  return (1.0 - std::pow(1.0 - density, together)) / density;
+}
+/// How much longer a step of a list takes. At dim 64 it is of 64 queries, as the list's blocks are.
+/// A consumer that passes over blocks does one product after the other, and the fewer it does the
+/// more it waits for the other one (an H200, five densities).
+double listed_step_factor(const Problem& p, const Config& config) {
+  if (!p.block_list.defined()) return 1.0;
+  const bool narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
+  const double short_steps = narrow && config.shape.block_m < 128 ? 1.35 : 1.0;
+  if (!config.passes) return short_steps;
+  return short_steps * ((narrow ? 1.39 : 1.5) - 0.37 * listed_density(p));
+}
+
 /// Whether a head of packed sequences is divided into spans: where it does not stay in the L2
 /// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
 bool takes_spans(const Problem& p, Config config) {
@@ -211,8 +239,8 @@ std::string bwd_sm90_passing_refusal(const Problem& p) {
            "this kernel";
   if (p.packed || p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
     return "packed sequences, masks and functions are not supported by this kernel";
-  if (p.deterministic || p.dropout.p > 0.0 || bwd_tiles::is_small(p))
-    return "small problems, dropout and deterministic are not supported by this kernel";
+  if (p.dropout.p > 0.0 || bwd_tiles::is_small(p))
+    return "small problems and dropout are not supported by this kernel";
   return {};
 }
 
@@ -330,8 +358,9 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   // Where packed sequences have many lengths the last block of queries is half empty.
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
   const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
-  const double queries = std::min(
-      visible_pairs(p) / (tiles * config.shape.block_n) + (cut + part_full) * group, all_queries);
+  const double seen =
+      visible_pairs(p) / (tiles * config.shape.block_n) * taken_over_listed(p, config);
+  const double queries = std::min(seen + (cut + part_full) * group, all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
   const bool narrow = config.shape.block_m == 128;
@@ -343,7 +372,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
                           : dim <= 96 ? 3.2
                                       : 3.8) *
                              (config.logits.softcap ? 1.3 : 1.0) * (config.two_plane ? 2.0 : 1.0) *
-                             (config.options.mask ? 1.15 : 1.0) *
+                             (config.options.mask ? 1.15 : 1.0) * listed_step_factor(p, config) *
                              (config.options.bias() ? (dim <= 64 ? 1.5 : 1.3) : 1.0) +
                          (config.sums.bias ? (dim <= 64 ? 2.6 : 3.9) : 0.0) +
                          (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured

@@ -9,12 +9,15 @@ namespace tilewise::tile_lists {
 
 /// What the three kernels that make rows of tiles are compiled for.
 struct Config {
-  int tile_q = 128;      ///< queries of a tile; from_function: a power of two
-  int tile_k = 128;      ///< keys of a tile; from_function: 16 or a multiple of 32
-  bool parts = false;    ///< from_list: blocks are smaller than tiles, the list is kept bit by bit
+  int tile_q = 128;  ///< queries of a tile; from_function: a power of two
+  int tile_k = 128;  ///< keys of a tile; from_function: 16 or a multiple of 32
+  /// from_list: blocks are smaller than tiles, the list is kept bit by bit. order: a tile has
+  /// several rows.
+  bool parts = false;
   bool by_keys = false;  ///< from_mask: rows of tiles are of keys, and so are the mask's lines
   /// from_function, transpose: rows tell which tiles position and lengths alone cut.
   bool tells_placed = false;
+  int rows = 4;                                             ///< from_list: of a block, a warp each
   int shared_bytes = 1024;                                  ///< a power of two
   tile::Expressions expressions = {.score = 0, .mask = 1};  ///< from_function
 
@@ -44,6 +47,7 @@ struct Args {
   // What is made: see tile/lists_args.h.
   int list_heads = 1;  ///< lists of a batch entry
   int rows = 0, words = 0, block_words = 0;
+  int all_rows = 0;  ///< of all lists
   unsigned* bits = nullptr;
   int* counts = nullptr;
   unsigned* listed = nullptr;  ///< parts only
@@ -57,8 +61,8 @@ struct MaskArgs {
   bool listed = false;  ///< the rows are there already, and lose what the mask hides
 };
 
-inline constexpr int kListThreads = 128, kFunctionThreads = 512, kMaskThreads = 512;
-/// Words of shared memory before the bits: two counts.
+inline constexpr int kFunctionThreads = 512, kMaskThreads = 512;
+/// Words of shared memory before the bits of from_function and from_mask: two counts.
 inline constexpr int kCountWords = 4;
 /// Shared memory of from_function and from_mask: two counts, then two bits for each tile of a row.
 constexpr long long row_bytes(long long words) { return 4 * (kCountWords + 2 * words); }
@@ -67,7 +71,7 @@ constexpr int block_rows(int tile_q, int shift_q) {
   return tile_q >> shift_q > 1 ? tile_q >> shift_q : 1;
 }
 constexpr long long list_bytes(int tile_q, int shift_q, long long block_words) {
-  return 4 * (kCountWords + 2LL * block_rows(tile_q, shift_q) * block_words);
+  return 4 * 2LL * block_rows(tile_q, shift_q) * block_words;
 }
 
 /// transpose: rows of tiles the other way round.
@@ -91,6 +95,8 @@ struct OrderArgs {
   static constexpr int kClassBits = 21;
 };
 inline constexpr int kOrderThreads = 512;
+/// Shared memory of order: a word for each of its warps.
+inline constexpr int kOrderBytes = 8 * kOrderThreads / 32;
 
 /// cut_bits: the order, and what of the first `most` cut tiles of each row is seen.
 struct CutBitsArgs {

@@ -1,9 +1,9 @@
 /// tile_lists: from a caller's block list to rows of tiles, each a bit: seen whole, seen through a
 /// mask, or not at all. See tile_lists/README.md.
 ///
-/// One block takes one row of tiles of one list. It sets a bit for every listed block in shared
+/// A warp takes one row of tiles of one list. It sets a bit for every listed block in shared
 /// memory, where neither the order of the entries nor repeated ones can be told any more. An index
-/// that names no block is passed over. Then each thread looks at one tile after another.
+/// that names no block is passed over. Then each lane looks at one tile after another.
 #pragma once
 
 #include "cuda/kernels/tile_lists/row.cuh"
@@ -33,13 +33,13 @@ struct ListRow {
   }
 
   /// The bits of what the caller lists.
-  __forceinline__ void read_list(int thread) const {
+  __forceinline__ void read_list(int lane) const {
     const int batch = at.list / args.list_heads, head = at.list - batch * args.list_heads;
     const int* offsets = args.row_offsets + batch * args.offsets_b + head * args.offsets_h;
     for (int b = 0; b < blocks; ++b) {
       const int begin = max(offsets[(first_block + b) * args.offsets_r], 0);
       const int end = min(offsets[(first_block + b + 1) * args.offsets_r], args.pairs);
-      for (int i = begin + thread; i < end; i += kListThreads) {
+      for (int i = begin + lane; i < end; i += 32) {
         const int block = args.block_index[i * args.index_stride];
         if (block < 0 || block >= args.key_blocks) continue;
         const int word = b * args.block_words + block / 32;
@@ -80,44 +80,37 @@ struct ListRow {
 template <Config kConfig>
 __forceinline__ void from_list(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  unsigned* counts = reinterpret_cast<unsigned*>(memory);
-  const ListRow<kConfig> row(args, counts + kCountWords, RowIndex::of_block(args.rows));
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int nth = static_cast<int>(blockIdx.x) * kConfig.rows + warp;
   let_next_start();
+  if (nth >= args.all_rows) return;
   const int all = 2 * block_rows(kConfig.tile_q, args.shift_q) * args.block_words;
-  for (int i = thread; i < kCountWords + all; i += kListThreads) counts[i] = 0;
-  __syncthreads();  // all bits are 0
-  row.read_list(thread);
-  __syncthreads();  // and those of the list are set
-  const i64 at = row.at.at(args.rows);
-  unsigned* bits = args.bits + at * 2 * args.words;
-  unsigned whole_count = 0, cut_count = 0;
-  for (int word = thread / 32; word < args.words; word += kListThreads / 32) {
+  unsigned* of_blocks = reinterpret_cast<unsigned*>(memory) + warp * all;
+  const ListRow<kConfig> row(args, of_blocks, RowIndex::of(nth, args.rows));
+  for (int i = lane; i < all; i += 32) of_blocks[i] = 0;
+  __syncwarp();  // all bits are 0
+  row.read_list(lane);
+  __syncwarp();  // and those of the list are set
+  unsigned* bits = args.bits + static_cast<i64>(nth) * 2 * args.words;
+  int whole_count = 0, cut_count = 0;
+  for (int word = 0; word < args.words; ++word) {
     bool seen, whole;
     row.look_at(word * 32 + lane, seen, whole);
     const unsigned in_whole = __ballot_sync(~0U, whole);
     const unsigned in_cut = __ballot_sync(~0U, seen && !whole);
-    if (lane == 0) {
-      bits[word] = in_whole;
-      bits[args.words + word] = in_cut;
-      whole_count += __popc(in_whole);
-      cut_count += __popc(in_cut);
-    }
+    whole_count += __popc(in_whole);
+    cut_count += __popc(in_cut);
+    if (lane == 0) bits[word] = in_whole;
+    if (lane == 1) bits[args.words + word] = in_cut;
   }
-  if (lane == 0) {
-    atomicAdd(counts, whole_count);
-    atomicAdd(counts + 1, cut_count);
-  }
+  if (lane < 2) args.counts[static_cast<i64>(nth) * 2 + lane] = lane == 0 ? whole_count : cut_count;
   if constexpr (kConfig.parts) {
     unsigned* to =
         args.listed +
         (static_cast<i64>(row.at.list) * args.query_blocks + row.first_block) * args.block_words;
     // Where a block has the rows of several tiles each of them writes the same.
-    for (int i = thread; i < row.blocks * args.block_words; i += kListThreads)
-      to[i] = row.listed[i];
+    for (int i = lane; i < row.blocks * args.block_words; i += 32) to[i] = row.listed[i];
   }
-  __syncthreads();  // all warps have counted
-  store_counts(args, at, counts);
 }
 
 }  // namespace tilewise::tile_lists

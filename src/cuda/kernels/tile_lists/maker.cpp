@@ -20,18 +20,19 @@ namespace {
 using tile_lists::Config;
 using Role = MemoryItem::Role;
 using Work = ListsKernel::Work;
-/// A sum of each warp.
-constexpr int kOrderBytes = 8 * tile_lists::kOrderThreads / 32;
 
 /// The power of two that holds `bytes` of shared memory.
 int shared_bytes(std::int64_t bytes, int least) {
   return std::max(least, static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(bytes))));
 }
 
+/// Shared memory up to which a block takes several rows of a list.
+constexpr std::int64_t kSharedOfRows = 16 * 1024;
+
 std::string config_text(const Config& config) {
   return ".tile_q = " + std::to_string(config.tile_q) + number_text("tile_k", config.tile_k) +
          flag_text("parts", config.parts) + flag_text("by_keys", config.by_keys) +
-         flag_text("tells_placed", config.tells_placed) +
+         flag_text("tells_placed", config.tells_placed) + number_text("rows", config.rows) +
          number_text("shared_bytes", config.shared_bytes);
 }
 
@@ -43,7 +44,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
   switch (kernel.work) {
     case Work::from_list:
       unit.entry = "from_list";
-      unit.threads = tile_lists::kListThreads;
+      unit.threads = 32 * kernel.config.rows;
       break;
     case Work::from_function:
       unit.entry = "from_function";
@@ -67,7 +68,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
       unit.entry = "cut_bits";
       unit.args = "CutBitsArgs";
       unit.threads = tile_lists::kOrderThreads;
-      unit.shared_bytes = kOrderBytes;
+      unit.shared_bytes = tile_lists::kOrderBytes;
       unit = with_functions(std::move(unit), p, "");
       unit.prelude += "#include \"cuda/tile/expression_ranges.cuh\"\n" +
                       mask_ranges_text(*p.mask_function.program, mask_name(p));
@@ -76,7 +77,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
       unit.entry = "order";
       unit.args = "OrderArgs";
       unit.threads = tile_lists::kOrderThreads;
-      unit.shared_bytes = kOrderBytes;
+      unit.shared_bytes = tile_lists::kOrderBytes;
       break;
   }
   unit.file = "tile_lists/" + unit.entry;
@@ -101,6 +102,7 @@ TileListsMaker::TileListsMaker(const Problem& p, const WantedLists& wanted)
   count_lists();
   args_.rows = static_cast<int>(ceil_div(p.seq_q, wanted.tile_q));
   args_.words = static_cast<int>(ceil_div(ceil_div(p.seq_k, wanted.tile_k), 32));
+  args_.all_rows = static_cast<int>(lists_ * args_.rows);
   heads_ = static_cast<int>(wanted.packs_heads ? p.heads_k : p.heads_q);
   sharing_ = static_cast<int>(p.batch * heads_ / std::max<std::int64_t>(1, lists_));
   order_.rows = args_.rows;
@@ -244,8 +246,11 @@ ListsStep TileListsMaker::rows_step() const {
   config.tile_k = wanted_.tile_k;
   if (problem_.block_list.defined()) {
     config.parts = wanted_.kind == tile::Lists::parts;
-    config.shared_bytes = shared_bytes(
-        tile_lists::list_bytes(wanted_.tile_q, args_.shift_q, args_.block_words), 4096);
+    const std::int64_t bytes =
+        tile_lists::list_bytes(wanted_.tile_q, args_.shift_q, args_.block_words);
+    while (config.rows > 1 && config.rows * bytes > kSharedOfRows) config.rows /= 2;
+    config.shared_bytes = shared_bytes(config.rows * bytes, 1024);
+    step.blocks = ceil_div(step.blocks, config.rows);
   } else {
     step.kernel.work = Work::from_function;
     config.tells_placed = wanted_.tells_placed;
@@ -273,10 +278,11 @@ ListsStep TileListsMaker::mask_step(const tile::MaskBits& mask) const {
 
 /// The order, and beside it the pairs of cut tiles, which take no launch more.
 ListsStep TileListsMaker::order_step() const {
-  if (shown_most_ == 0) return {{Work::order}, 1, order_};
+  const bool several = wanted_.rows_of_tile > 1;
+  if (shown_most_ == 0) return {{Work::order, {.parts = several}}, 1, order_};
   const tile_lists::CutBitsArgs args = {
       .of = args_, .order = order_, .most = shown_most_, .shown = shown_};
-  return {{Work::cut_bits, {.tile_q = wanted_.tile_q, .tile_k = wanted_.tile_k}},
+  return {{Work::cut_bits, {.tile_q = wanted_.tile_q, .tile_k = wanted_.tile_k, .parts = several}},
           1 + lists_ * args_.rows * tile_lists::kCutBlocks,
           args};
 }

@@ -32,9 +32,12 @@ __forceinline__ Lengths lengths_of(const Args& args, int batch) {
 /// Which row of which list.
 struct RowIndex {
   int list, row;
+  __forceinline__ static RowIndex of(int nth, int rows) {
+    const int list = nth / rows;
+    return {list, nth - list * rows};
+  }
   __forceinline__ static RowIndex of_block(int rows) {
-    const int list = static_cast<int>(blockIdx.x) / rows;
-    return {list, static_cast<int>(blockIdx.x) - list * rows};
+    return of(static_cast<int>(blockIdx.x), rows);
   }
   /// Among the rows of all lists.
   __forceinline__ i64 at(int rows) const { return static_cast<i64>(list) * rows + row; }
