@@ -23,8 +23,16 @@ struct HeldOptions<true> {
   u32 kept[2];   ///< dropout: of the thread's scores, a bit each
 };
 
+/// Of a map: the mask function hides nothing of the block.
+template <bool kTells>
+struct HeldPlaced {};
+template <>
+struct HeldPlaced<true> {
+  u32 placed = 0;
+};
+
 template <Config kConfig>
-struct Scores : HeldOptions<kConfig.options.any()> {
+struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_placed()> {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n,
                        kD = kConfig.head_dim;
   static constexpr Element kElement = kConfig.element;
@@ -70,7 +78,6 @@ struct Scores : HeldOptions<kConfig.options.any()> {
   int query_head = 0;
   typename ScoreFunction<kScore>::Uniform of_score;
   typename MaskFunction<kHidden>::Uniform of_mask;
-  u32 placed = 0;  ///< a map: the mask function hides nothing of the block
 
   __forceinline__ Scores(const Args& a, u32 shared_base, int group)
       : worker(a, shared_base, group),
@@ -150,7 +157,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
           worker.job.head * worker.args.group + static_cast<int>(load_shared_4(at + 4));
       bh = entry_of<kConfig>(worker.job) * worker.args.heads_q + head;
       load_slope(head);
-      if constexpr (kMasked && kConfig.tells_placed()) placed = load_shared_4(at + 12);
+      if constexpr (kMasked && kConfig.tells_placed()) this->placed = load_shared_4(at + 12);
       if constexpr (kMasked && kConfig.lists == Lists::parts) return listed_columns(head);
     }
     return ~0U;
@@ -332,7 +339,7 @@ struct Scores : HeldOptions<kConfig.options.any()> {
     using Function = MaskFunction<kHidden>;
     // A vote, though all lanes agree: see enter_block().
     if constexpr (kConfig.tells_placed()) {
-      if (__any_sync(~0U, placed != 0)) return;
+      if (__any_sync(~0U, this->placed != 0)) return;
     }
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 8) {
