@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <random>
 #include <string>
@@ -180,8 +181,15 @@ TEST(AttentionExpression, GradientsEqualCentralDifferences) {
     const std::vector<Captured> captures = call.captures();
     call.spec.score_expression = Expression::parse(formula, captures);
     call.spec.mask_expression = Expression::parse("j - i < 3 & doc[j] != 1", captures);
+    std::deque<std::vector<double>> gradients;  // a gradient needs memory of its own
     for (const Captured& used : call.spec.score_expression.captures()) {
-      call.dcaptures.push_back(used.tensor().dtype == DType::float64 ? used.tensor() : Tensor{});
+      Tensor gradient;
+      if (used.tensor().dtype == DType::float64) {
+        gradient = used.tensor();
+        gradients.emplace_back(static_cast<std::size_t>(gradient.numel()));
+        gradient.data = gradients.back().data();
+      }
+      call.dcaptures.push_back(gradient);
     }
     const reference::Backward made = call.gradients();
     const auto judge = [&](double slope, double& moved) {

@@ -184,6 +184,7 @@ class Verdicts(unittest.TestCase):
                             {
                                 **{"implementation": implementation, "kernel": implementation},
                                 **{"dtype": "float32", "batch": 8, "heads": 1, "head_dim": 128},
+                                **{"device": "cuda:0"},
                                 **{"seq_q": length, "causal": False, "pass": which},
                                 **{"ms_median": ms, "status": "ok", "protocol": "burst"},
                                 **{"live_mib": 2176.0, "peak_mib": 8384.0},

@@ -13,24 +13,6 @@ namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-/// What a consumer holds of the options: nothing where there is none.
-template <bool kAny>
-struct HeldOptions {};
-template <>
-struct HeldOptions<true> {
-  const Options* options;
-  u32 shown[2];  ///< of the thread's keys what the bool mask shows, a bit a score
-  u32 kept[2];   ///< dropout: of the thread's scores, a bit each
-};
-
-/// Of a map: the mask function hides nothing of the block.
-template <bool kTells>
-struct HeldPlaced {};
-template <>
-struct HeldPlaced<true> {
-  u32 placed = 0;
-};
-
 template <Config kConfig>
 struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_placed()> {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n,

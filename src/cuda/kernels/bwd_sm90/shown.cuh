@@ -1,11 +1,30 @@
-/// bwd_sm90: blocks of a list that a bool mask cuts.
+/// bwd_sm90: what a consumer holds of options and maps, and blocks of a list that a bool mask cuts.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
+#include "cuda/tile/options.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
+
+/// What a consumer holds of the options: nothing where there is none.
+template <bool kAny>
+struct HeldOptions {};
+template <>
+struct HeldOptions<true> {
+  const Options* options;
+  u32 shown[2];  ///< of the thread's keys what the bool mask shows, a bit a score
+  u32 kept[2];   ///< dropout: of the thread's scores, a bit each
+};
+
+/// Of a map: the mask function hides nothing of the block.
+template <bool kTells>
+struct HeldPlaced {};
+template <>
+struct HeldPlaced<true> {
+  u32 placed = 0;
+};
 
 /// How many of a key's scores in a thread (columns 0, 1, 8, 9, 16, ...) are left of `column`.
 template <int kColumns>
