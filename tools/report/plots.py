@@ -317,7 +317,7 @@ QUESTIONS = (
     ("The seeds' own shapes", ("seed", "baseline-scaling")),
     ("Shapes that people train", ("training", "vision", "cross", "small", "packed")),
     ("Serving: caches, pages, shared prefixes", ("serving", "shared", "decode", "mla")),
-    ("Options and masks", ("options", "flex", "lists")),
+    ("Options and masks", ("options", "flex", "lists", "expressions")),
     ("Types and precisions", ("fp16", "precision")),
 )
 ON_CPU, REST = "On CPUs", "Other files"
@@ -325,6 +325,7 @@ WORDS = {
     "assignment": "The assignment's cells", "baseline-scaling": "Seed 002: the baseline's growth",
     "choice": "The plan's choice, on the grid", "cross": "Other tokens as keys",
     "decode": "One query over 4k to 512k keys",
+    "expressions": "Functions of scores and masks",
     "flex": "Masks of FlexAttention", "fp16": "float16", "fused": "Eager and fused",
     "grid": "Grid", "grid1024": "Grid at length 1024", "leaderboard": "The leaderboard's step",
     "lists": "Block lists", "packed": "Packed sequences",
