@@ -186,22 +186,24 @@ class Decode {
     const TilePlace& place = strip.place;
     const auto dim = static_cast<int>(p_.head_dim);
     const std::int64_t first = place.sequence.q_begin + place.i0;
-    const std::int64_t padded = round_up(strip.rows(), g_.row_unit);
     const bool packs = g_.row_unit > 1;
     const std::int64_t at = (row + strip.q) * g_.ld_q;
+    const std::int64_t head_elems = place.rows * g_.ld_q;
+    if (!g_.bf16) {
+      for (std::int64_t head = 0; head < strip.heads; ++head) {
+        load_rows(p_.q, place.b, place.h + head, first, place.rows, dim,
+                  q_ + at + head * head_elems, g_.ld_q, p_.scale);
+      }
+      return;
+    }
     Bf16* rows =
         packs ? unpacked_q_ + slot * round_up(g_.strip_rows, g_.row_unit) * g_.ld_q : q_bf16_ + at;
     for (std::int64_t head = 0; head < strip.heads; ++head) {
-      const std::int64_t skipped = head * place.rows * g_.ld_q;
-      if (g_.bf16) {
-        bf16_rows(p_.q, place.b, place.h + head, {first, place.rows, place.rows}, rows + skipped,
-                  g_.ld_q);
-      } else {
-        load_rows(p_.q, place.b, place.h + head, first, place.rows, dim, q_ + at + skipped, g_.ld_q,
-                  p_.scale);
-      }
+      bf16_rows(p_.q, place.b, place.h + head, {first, place.rows, place.rows},
+                rows + head * head_elems, g_.ld_q);
     }
     if (!packs) return;
+    const std::int64_t padded = round_up(strip.rows(), g_.row_unit);
     std::fill_n(rows + strip.rows() * g_.ld_q, (padded - strip.rows()) * g_.ld_q, Bf16{0});
     for (std::int64_t r = 0; r < padded; r += g_.row_unit) {
       products_->pack_transposed_pairs(static_cast<int>(g_.row_unit), static_cast<int>(g_.ld_q),
