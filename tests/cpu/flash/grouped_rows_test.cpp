@@ -71,7 +71,7 @@ TEST_F(GroupedRows, OthersReadKeys) {
   EXPECT_EQ(kernel("b1 h8/2 q1 k900 d64 bf16 dropout=0.5 pass=fwd"), "flash_fwd_avx512");
 }
 
-/// AMX tiles read keys for some rows, and for any number of long ones; one short row is float32.
+/// AMX tiles read keys for some rows, and for any number of long ones; one short row fills no tile.
 TEST_F(GroupedRows, TilesReadKeys) {
   const auto plan = [](const char* text) {
     const std::unique_ptr<DeviceMemory> memory = device_memory({});
@@ -89,7 +89,10 @@ TEST_F(GroupedRows, TilesReadKeys) {
     EXPECT_LE(plan(text).block_n, cpu::kMostListedKeys) << text;
   }
   EXPECT_GT(plan("b1 h128/1 q1 k900 d64 bf16 pass=fwd").block_n, cpu::kMostListedKeys);
-  EXPECT_EQ(plan("b1 h4 q1 k96 d64 bf16 paged=16 lengths=96 pass=fwd").kernel, "flash_fwd_avx512");
+  // AMD's vdpbf16ps is as fast as a multiply-add, in builds without an optimiser too.
+  const bool fast = hardware().name.find("AMD") != std::string::npos;
+  EXPECT_EQ(plan("b1 h4 q1 k96 d64 bf16 paged=16 lengths=96 pass=fwd").kernel,
+            fast ? "flash_fwd_avx512bf16" : "flash_fwd_avx512");
 }
 
 /// Strips of heads are shorter where threads are many.
