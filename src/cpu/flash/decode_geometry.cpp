@@ -55,7 +55,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       strip_rows(rows),
       chunk_heads(p.group()),
       chunks(1),
-      asks_by_head(isa >= Isa::amx),
+      asks_by_head(best_isa() >= Isa::amx),
       workers(threads) {
   const Micro& m = micro(isa);
   row_unit = bf16 ? bf16_micro(isa).reading_rows : 1;
