@@ -28,7 +28,6 @@ using fwd_sm90::Config;
 using fwd_sm90::ListArgs;
 using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
-using Role = MemoryItem::Role;
 
 }  // namespace
 
@@ -68,12 +67,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
   if (config.schedule.dynamic) {
     items.push_back(host::tile_counter_memory());
   }
-  if (splits > 1) {
-    items.push_back(memory_part("partial O", Role::workspace, DType::float32,
-                                {splits, p.query_rows(), config.head_dim_v}));
-    items.push_back(
-        memory_part("partial m, l", Role::workspace, DType::float32, {2, splits, p.query_rows()}));
-  }
+  if (splits > 1) add_partial_results(items, p, splits);
   TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
@@ -157,11 +151,11 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.tiles = args.order.blocks * args.order.heads;
   if (config.schedule.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
-    const std::int64_t rows = p.query_rows();
+    const PartialResults partial = take_partial_results(workspace, p, splits);
     args.splits = splits;
-    args.part_rows = rows;
-    args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
-    args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
+    args.part_rows = p.query_rows();
+    args.o_part = partial.o;
+    args.m_part = partial.statistics;
   }
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min<std::int64_t>(
@@ -182,7 +176,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   } else {
     launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
-  if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
+  if (split) combine_parts(p, {args.o_part, args.m_part}, splits, context.stream);
 }
 
 }  // namespace
