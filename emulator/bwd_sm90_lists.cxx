@@ -16,6 +16,11 @@ constexpr Config short_steps(Config c) {
   return c;
 }
 
+constexpr Config shown(Config c) {
+  c.options.mask = true;
+  return c;
+}
+
 /// Blocks of half a tile's keys, with the stages that the host gives such a list.
 constexpr Config passing(Config c) {
   c = short_steps(listed(c, Lists::parts));
@@ -28,6 +33,7 @@ constexpr Config passing(Config c) {
 }  // namespace
 
 int main() {
+  constexpr double kFewKeys = 4e-4;
   constexpr Lists kParts = Lists::parts;
   check<listed(k64, kParts)>("dim 64",
                              {.heads_q = 2,
@@ -101,6 +107,30 @@ int main() {
       "dim 64, exact dS, blocks of 32",
       {.heads_q = 2, .heads_k = 2, .blocks = 2, .list = {.q = 32, .k = 128, .by_head = true}},
       kExact);
+  // dQ was off by 6.4e-4 with a delta from O.
+  check<listed(two_plane(half(shown(masked(k64, Mask::right)))), kParts)>(
+      "few keys, causal, mask, sinks, delta from P",
+      {.batch = 2,
+       .heads_q = 3,
+       .heads_k = 3,
+       .seq_q = 8,
+       .seq_k = 8,
+       .dim = 16,
+       .dim_v = 16,
+       .high = 1,
+       .scale = 0.25F,
+       .given_delta = true,
+       .sinks = true,
+       .list = {.q = 256,
+                .k = 128,
+                .density = 0.03,
+                .by_batch = true,
+                .by_head = true,
+                .full = true,
+                .dense_row = 0},
+       .shows = {.density = 0.1, .by_batch = true},
+       .values = 3},
+      kFewKeys);
   check<deterministic(listed(masked(k64, Mask::right), kParts))>(
       "dim 64, causal, deterministic",
       {.batch = 2,

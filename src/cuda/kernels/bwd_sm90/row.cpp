@@ -87,11 +87,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.block_list.defined()) {
     // Tiles of keys are not at the same queries at the same time: one waits for another.
     if (p.deterministic) return "block lists with deterministic are left to flash_bwd_twopass_sm80";
-    // delta of listed rows comes from a rounded O, which dropout scales.
+    // bwd_packed_delta knows no lists.
     if (p.packed && bwd_tiles::is_tiny(p))
       return "small packed problems beside a block list are left to flash_bwd_sm80";
-    if (drops(p) && bwd_tiles::is_tiny(p))
-      return "small problems with dropout beside a block list are left to flash_bwd_sm80";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);
@@ -121,13 +119,11 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
 namespace {
 
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
-/// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
-/// of a large one even out. Not beside a list: no case has shown that rounding there.
+/// whose mask or list leaves some rows few keys, or where sums over rows are asked for. Sums over
+/// the rows of a large one even out.
 bool refines(const Problem& p, const Config& config) {
-  if (p.precision == Precision::refined) return true;
-  if (config.listed()) return false;
-  if (bwd_tiles::is_tiny(p)) return true;
-  const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
+  if (p.precision == Precision::refined || bwd_tiles::is_tiny(p)) return true;
+  const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask || config.listed();
   return config.two_plane && (hides || p.dsinks.defined());
 }
 /// Gradients of captured tensors that the kernel's sums by i - j give.

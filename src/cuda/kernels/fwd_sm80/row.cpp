@@ -69,15 +69,10 @@ constexpr double kCombineMs = 3.6e-3;
 
 constexpr double kLeastDims = 56.0;
 
-/// Keys that a tile takes: those of a row, or what any of its listed row blocks sees where a list
-/// is drawn at random.
+/// Keys that a tile takes: those of a row, or what any of its listed row blocks sees.
 double keys_seen(const Problem& p, const Tile& tile) {
   const double seen = visible_pairs(p) / static_cast<double>(p.query_rows());
-  if (!p.block_list.defined() || seen == 0.0) return seen;
-  const auto keys = static_cast<double>(p.seq_k);
-  const double lists = std::max(
-      1.0, static_cast<double>(tile.shape.block_m) / static_cast<double>(p.block_list.block_q));
-  return keys * (1.0 - std::pow(1.0 - std::min(1.0, seen / keys), lists));
+  return seen * taken_over_listed(p, tile.shape.block_m, 1);
 }
 
 /// Keys that a row takes on average: blocks that a diagonal or the end of the keys cuts are
