@@ -333,7 +333,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
   // Timed with tiles of 128 x 128; with 192 x 80 it did not help.
-  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong &&
+  schedule.bits_between = drops(p) && !listed && schedule.ping_pong &&
                           config.shape.warpgroups == 2 && config.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
