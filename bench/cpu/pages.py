@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Decoding over pages beside decoding over contiguous keys, and beside reading the same bytes.
+"""Decoding over pages beside decoding over contiguous keys, and beside reading the same rows.
 
-Contestants of a cell take turns, round after round; the best round counts. One thread is timed by
-its CPU time, more by the clock. Writes bench/results/cpu/<model>/pages.json.
+Contestants of a cell take turns, round after round; the best round counts. `reading` reads the rows
+of K, then those of V, in the order of the keys, from the memory that is decoded. One thread is
+timed by its CPU time, more by the clock. Writes bench/results/cpu/<model>/pages.json.
 """
 
 import argparse
+import ctypes
 import itertools
 import json
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,12 +57,13 @@ class Cell:
     def _laid_out(self, x: np.ndarray) -> np.ndarray:
         return laid_out(x, self._case, at_a_line)
 
-    def contestant(self, page: int) -> Contestant:
-        """Over contiguous keys (page 0), or over pages in a random order."""
+    def contestants(self, page: int, probe: Probe) -> tuple[Contestant, Contestant]:
+        """Over contiguous keys (page 0), or over pages in a random order; and reading them."""
         case = self._case
         q, k, v = self._q, self._k, self._v
         o = self._laid_out(capi.to_storage(np.full(q.shape, np.nan, np.float32), case.dtype))
         options, keep = {}, []
+        table = np.zeros((1, 1), np.int32)
         if page:
             order = self._rng.permutation(case.seq_k // page).astype(np.int32)
             k, v = (self._paged(x, page, order) for x in (k, v))
@@ -86,7 +91,37 @@ class Cell:
             raise RuntimeError(f"{case.label}, pages of {page}: off by {error:.1e}")
         keep += [q, k, v, o]
         name = plan.kernel.decode()
-        return Contestant("flash", name, lambda _keep=keep: call(), plan.live_bytes / 2**20)
+        ours = Contestant("flash", name, lambda _keep=keep: call(), plan.live_bytes / 2**20)
+        return ours, Contestant("reading", "", self._reading(probe, k, v, table[0]))
+
+    def _reading(
+        self, probe: Probe, k: np.ndarray, v: np.ndarray, pages: np.ndarray
+    ) -> Callable[[], object]:
+        """Threads have parts of the rows. Heads that lie side by side are one row."""
+        case, itemsize = self._case, k.itemsize
+        page = k.shape[2]
+        keys = np.arange(case.seq_k)
+        at = pages[keys // page] * k.strides[0] + keys % page * k.strides[2]
+        row = case.dim * itemsize
+        if k.strides[1] == row:
+            row *= case.kv_heads
+        else:
+            at = np.add.outer(np.arange(case.kv_heads) * k.strides[1], at).ravel()
+        parts = [np.ascontiguousarray(x) for x in np.array_split(at, case.threads)]
+
+        def read(part: np.ndarray) -> None:
+            for x in (k, v):
+                probe.read_rows(
+                    ctypes.c_void_p(x.ctypes.data),
+                    ctypes.c_void_p(part.ctypes.data),
+                    ctypes.c_int64(part.size),
+                    ctypes.c_int64(row),
+                )
+
+        if case.threads == 1:
+            return lambda: read(parts[0])
+        pool = ThreadPoolExecutor(case.threads)
+        return lambda: list(pool.map(read, parts))
 
     def key_bytes(self) -> int:
         return self._k.nbytes + self._v.nbytes
@@ -102,24 +137,25 @@ def measured(
     probe: Probe, library: capi.Library, case: Case, args: argparse.Namespace
 ) -> list[dict]:
     cell = Cell(library, case, args.kernel)
-    pages = (0, *PAGES)
-    contestants = [cell.contestant(page) for page in pages]
-    memory = np.ones(cell.key_bytes(), np.uint8)
-    read = probe.read_gbps(memory, case.threads)
-    measure(case, contestants, probe, args.rounds)
-    read = max(read, probe.read_gbps(memory, case.threads))
+    sizes = (0, *PAGES)
+    pairs = [cell.contestants(page, probe) for page in sizes]
+    # Each memory is used once in every half of a round.
+    measure(
+        case, [ours for ours, _ in pairs] + [reading for _, reading in pairs], probe, args.rounds
+    )
     rows = []
-    print(f"{case.label}: reading {read:.1f} GB/s", flush=True)
-    for page, one in zip(pages, contestants, strict=True):
-        made = row(case, one, read)
+    print(case.label, flush=True)
+    for page, (ours, reading) in zip(sizes, pairs, strict=True):
+        read = cell.key_bytes() / min(reading.ms) * 1e-6
+        made = row(case, ours, read)
         if page:
             made["mask"] = f"lengths={case.seq_k}+paged={page}"
         rows.append(made)
-        gbps = memory.nbytes / made["ms_min"] * 1e-6
+        gbps = cell.key_bytes() / made["ms_min"] * 1e-6
         print(
             f"  {f'page {page}' if page else 'contiguous':<12}{made['ms_min']:>8.3f} ms"
             f"  (median {made['ms_median']:.3f})  x {made['ms_min'] / rows[0]['ms_min']:.3f}"
-            f"  {gbps:.1f} GB/s, {gbps / read:.2f} of reading  {one.kernel}",
+            f"  {gbps:.1f} GB/s, {gbps / read:.2f} of reading ({read:.1f})  {ours.kernel}",
             flush=True,
         )
     return rows

@@ -57,6 +57,7 @@ class Probe:
         self._lib.probe_fma_gflops.restype = ctypes.c_double
         self._lib.probe_read_gbps.restype = ctypes.c_double
         self.run_alone = self._lib.probe_run_alone
+        self.read_rows = self._lib.probe_read_rows  # address, byte offsets, their count, row bytes
 
     def fma_gflops(self, kind: str) -> float:
         lanes = LANES[kind]

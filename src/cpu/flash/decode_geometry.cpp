@@ -55,7 +55,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       strip_rows(rows),
       chunk_heads(p.group()),
       chunks(1),
-      asks_by_head(isa >= Isa::amx),
+      asks_by_head(best_isa() >= Isa::amx),
       workers(threads) {
   const Micro& m = micro(isa);
   row_unit = bf16 ? bf16_micro(isa).reading_rows : 1;
@@ -162,6 +162,25 @@ std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
       item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
       item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
       item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
+}
+
+Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
+                               const Hardware& machine) {
+  const Isa isa = *static_cast<const Isa*>(row.config);
+  const auto of_threads = [&](int threads) {
+    const DecodeGeometry g(problem, isa, threads);
+    return Form{static_cast<int>(g.strip_rows), static_cast<int>(g.block_keys),
+                static_cast<int>(g.splits), threads};
+  };
+  std::vector<Form> others;
+  for (const int threads : thread_counts(machine)) others.push_back(of_threads(threads));
+  const Form taken = form_of(problem, of_threads(threads_with_work(problem, machine)), others);
+  const DecodeGeometry g(problem, isa, taken.threads);
+  Cost cost;
+  set_form(cost, taken);
+  cost.memory = workspace_items(g);
+  predict_flash_time(problem, machine, isa, cost);
+  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

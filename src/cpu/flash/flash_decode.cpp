@@ -11,7 +11,6 @@
 #include <limits>
 #include <numbers>
 #include <utility>
-#include <vector>
 
 #include "cpu/flash/decode_geometry.h"
 #include "cpu/flash/score_steps.h"
@@ -103,72 +102,109 @@ class Decode {
 
   /// The query rows of a chunk of heads, or those of some key heads, against one split of their
   /// keys.
-  void attend(std::int64_t task, int slot) const {
-    const Heads heads = chunk(task % g_.chunks);
-    const std::int64_t part = task / g_.chunks;
-    const std::int64_t pair = part / g_.splits * g_.together;
-    const std::int64_t b = pair / p_.heads_k;
-    const Sequence sequence = p_.sequence(b);
-    const std::int64_t h = pair % p_.heads_k * p_.group() + heads.begin;
-    const auto q_rows = static_cast<int>(sequence.q_length);
-    const std::int64_t count = heads.end - heads.begin, rows = q_rows * count;
-    if (rows <= 0) return;  // no queries, or no query heads: their key head could not be told
-    const std::int64_t split = part % g_.splits;
-    for (std::int64_t n = 0; n < g_.together; ++n) {
-      const State state = state_of(pair + n, split, heads.begin * q_rows);
-      std::fill_n(state.o, rows * g_.ld_v, 0.0F);
-      std::fill_n(state.m, rows, kNothing);
-      std::fill_n(state.l, rows, 0.0F);
-    }
+  struct Task {
+    Sequence sequence;
+    Heads heads;
+    std::int64_t b, pair, split;  ///< pair: that of the first key head
+    std::int64_t h, count;        ///< first query head, and how many each key head has
+    int q_rows;                   ///< queries of a head
+    KeyRange keys;                ///< of the split, that some row sees
+    std::int64_t rows() const { return q_rows * count; }
+  };
+
+  Task task_of(std::int64_t index) const {
+    const std::int64_t part = index / g_.chunks;
+    Task task{.heads = chunk(index % g_.chunks),
+              .pair = part / g_.splits * g_.together,
+              .split = part % g_.splits};
+    task.b = task.pair / p_.heads_k;
+    task.sequence = p_.sequence(task.b);
+    task.h = task.pair % p_.heads_k * p_.group() + task.heads.begin;
+    task.count = task.heads.end - task.heads.begin;
+    task.q_rows = static_cast<int>(task.sequence.q_length);
+    if (task.rows() <= 0) return task;
     // Both ends of the visible range move to the right with i.
-    const std::int64_t first = split * kSplitKeys;
-    const std::int64_t begin = std::max(first, p_.visible_keys(sequence, 0).begin);
-    const std::int64_t end = std::min(
-        {first + kSplitKeys, sequence.k_length, p_.visible_keys(sequence, q_rows - 1).end});
-    if (begin >= end) return;
-    const std::int64_t q_row = slot * g_.together * g_.q_rows;
+    const std::int64_t first = task.split * kSplitKeys;
+    task.keys = {std::max(first, p_.visible_keys(task.sequence, 0).begin),
+                 std::min({first + kSplitKeys, task.sequence.k_length,
+                           p_.visible_keys(task.sequence, task.q_rows - 1).end})};
+    return task;
+  }
+
+  void attend(std::int64_t index, int slot) const {
+    const Task task = task_of(index);
+    if (task.rows() <= 0) return;  // no queries, or no query heads: their key head cannot be told
     for (std::int64_t n = 0; n < g_.together; ++n) {
-      for_strips({sequence, b, h + n * count, 0, 0, q_rows, 0, 0}, count,
-                 [&](const Strip& strip) { load_queries(strip, q_row + n * g_.q_rows, slot); });
+      const State state = state_of(task, n);
+      std::fill_n(state.o, task.rows() * g_.ld_v, 0.0F);
+      std::fill_n(state.m, task.rows(), kNothing);
+      std::fill_n(state.l, task.rows(), 0.0F);
+    }
+    if (task.keys.empty()) return;
+    for (std::int64_t n = 0; n < g_.together; ++n) {
+      for_strips(place_of(task, n, {0, 0}), task.count,
+                 [&](const Strip& strip) { load_queries(strip, first_q_row(slot, n), slot); });
     }
     products_enter();
-    const QueryRows listing{b, h, 0, q_rows, count};  // lists: heads come alone
-    const auto run_from = [&](std::int64_t j) {
-      KeyRange run{j, j};
-      while (run.empty() && run.end < end) {
-        const std::int64_t most = std::min(end, run.end / 4 * 4 + g_.block_keys);
-        run = next_listed(p_, listing, {run.end, most}, 4);
-      }
-      return run;
-    };
     Listing listings[2];
     Listing* now = &listings[0];
     Listing* next = &listings[1];
-    KeyRange run = run_from(begin / 4 * 4);
-    list_rows(b, sequence, run, *now);
+    KeyRange run = next_run(task, task.keys.begin / 4 * 4);
+    list_rows(task.b, task.sequence, run, *now);
     while (!run.empty()) {
-      const KeyRange after = run_from(run.end);
-      list_rows(b, sequence, after, *next);
-      const auto keys = static_cast<int>(run.end - run.begin);
-      const std::int64_t first_head = pair % p_.heads_k;
-      Asked asked = asked_for(first_head, g_.together, *next);
-      for (std::int64_t n = 0; n < g_.together; ++n) {
-        const TilePlace place{sequence,  b,      h + n * count, 0,
-                              run.begin, q_rows, keys,          g_.block_keys};
-        if (g_.asks_by_head) {
-          const bool last = n + 1 == g_.together;
-          asked = asked_for(last ? first_head : first_head + n + 1, 1, last ? *next : *now);
-        }
-        const Block block = load_block(place, slot, *now, asked);
-        const State state = state_of(pair + n, split, heads.begin * q_rows);
-        for_strips(place, count, [&](const Strip& strip) {
-          step(strip, block, slot, q_row + n * g_.q_rows, state);
-        });
-      }
+      const KeyRange after = next_run(task, run.end);
+      list_rows(task.b, task.sequence, after, *next);
+      attend_block(task, run, *now, *next, slot);
       run = after;
       std::swap(now, next);
     }
     products_leave();
+  }
+
+  /// The next keys from j on that are a block; empty at the end.
+  KeyRange next_run(const Task& task, std::int64_t j) const {
+    const QueryRows listing{task.b, task.h, 0, task.q_rows, task.count};  // lists: heads come alone
+    KeyRange run{j, j};
+    while (run.empty() && run.end < task.keys.end) {
+      const std::int64_t most = std::min(task.keys.end, run.end / 4 * 4 + g_.block_keys);
+      run = next_listed(p_, listing, {run.end, most}, 4);
+    }
+    return run;
+  }
+
+  /// One block of keys, listed in `now`, for all key heads of a task. `next` has those after it.
+  void attend_block(const Task& task, KeyRange run, const Listing& now, const Listing& next,
+                    int slot) const {
+    const std::int64_t first_head = task.pair % p_.heads_k;
+    Asked asked = asked_for(first_head, g_.together, next);
+    for (std::int64_t n = 0; n < g_.together; ++n) {
+      const TilePlace place = place_of(task, n, run);
+      if (g_.asks_by_head) {
+        const bool last = n + 1 == g_.together;
+        asked = asked_for(last ? first_head : first_head + n + 1, 1, last ? next : now);
+      }
+      const Block block = load_block(place, slot, now, asked);
+      const State state = state_of(task, n);
+      for_strips(place, task.count, [&](const Strip& strip) {
+        step(strip, block, slot, first_q_row(slot, n), state);
+      });
+    }
+  }
+
+  /// The first query head of a task's key head n, at some keys.
+  TilePlace place_of(const Task& task, std::int64_t n, KeyRange keys) const {
+    return {task.sequence,
+            task.b,
+            task.h + n * task.count,
+            0,
+            keys.begin,
+            task.q_rows,
+            static_cast<int>(keys.end - keys.begin),
+            g_.block_keys};
+  }
+  /// Of a task's key head n, in the workspace.
+  std::int64_t first_q_row(int slot, std::int64_t n) const {
+    return (slot * g_.together + n) * g_.q_rows;
   }
 
   /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
@@ -222,9 +258,10 @@ class Decode {
   struct State {
     float *o, *m, *l;
   };
-  /// Partial results from row `row` of a pair on.
-  State state_of(std::int64_t pair, std::int64_t split, std::int64_t row) const {
-    const std::int64_t at = (pair * g_.splits + split) * g_.rows + row;
+  /// Partial results of a task's key head n.
+  State state_of(const Task& task, std::int64_t n) const {
+    const std::int64_t at =
+        ((task.pair + n) * g_.splits + task.split) * g_.rows + task.heads.begin * task.q_rows;
     return {o_ + at * g_.ld_v, m_ + at, l_ + at};
   }
 
@@ -454,25 +491,6 @@ class Decode {
 
 void flash_decode(const KernelRow& row, const Problem& problem, const Context& context) {
   Decode(problem, *static_cast<const Isa*>(row.config), context).run();
-}
-
-Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,
-                               const Hardware& machine) {
-  const Isa isa = *static_cast<const Isa*>(row.config);
-  const auto of_threads = [&](int threads) {
-    const DecodeGeometry g(problem, isa, threads);
-    return Form{static_cast<int>(g.strip_rows), static_cast<int>(g.block_keys),
-                static_cast<int>(g.splits), threads};
-  };
-  std::vector<Form> others;
-  for (const int threads : thread_counts(machine)) others.push_back(of_threads(threads));
-  const Form taken = form_of(problem, of_threads(threads_with_work(problem, machine)), others);
-  const DecodeGeometry g(problem, isa, taken.threads);
-  Cost cost;
-  set_form(cost, taken);
-  cost.memory = workspace_items(g);
-  predict_flash_time(problem, machine, isa, cost);
-  return {std::move(cost), remember(g)};
 }
 
 }  // namespace tilewise::cpu

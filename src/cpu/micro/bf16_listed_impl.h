@@ -25,6 +25,26 @@ inline __m512i load_first(const Bf16* p, int count) {
   return _mm512_maskz_loadu_epi16((1U << static_cast<unsigned>(count)) - 1U, p);
 }
 
+/// 32 C columns, or the first `part` of 32.
+template <int C, bool Part>
+struct Columns {};
+
+/// add(Columns<C, Part>, part, first column) for all columns of a C, with the rows of B at that
+/// column: 64 at a time, then 32, then the rest.
+template <class Add>
+inline void for_columns(int cols, ListedBf16& b, const Add& add) {
+  std::ptrdiff_t j = 0;
+  for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, b.first += 2 * kPairLanes) {
+    add(Columns<2, false>{}, 0, j);
+  }
+  if (j + kPairLanes <= cols) {
+    add(Columns<1, false>{}, 0, j);
+    j += kPairLanes;
+    b.first += kPairLanes;
+  }
+  if (j < cols) add(Columns<1, true>{}, cols - static_cast<int>(j), j);
+}
+
 /// c[0 .. 31] += sums in the order that unpacking rows of B has: per 128 bits four columns.
 inline void add_unpacked(__m512 low, __m512 high, float* c) {
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);

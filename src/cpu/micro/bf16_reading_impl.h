@@ -175,24 +175,11 @@ struct VectorReading {
                               const Bf16* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
                               Ahead& ahead) {
     ListedBf16 listed{b, at, ahead};
-    std::ptrdiff_t j = 0;
-    for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, listed.first += 2 * kPairLanes) {
+    for_columns(cols, listed, [&]<int C, bool Part>(Columns<C, Part>, int part, std::ptrdiff_t j) {
       for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
-        add_listed_tile<R, 2, false>(k, 0, a + r * lda, lda, from, c + r * ldc + j, ldc);
+        add_listed_tile<R, C, Part>(k, part, a + r * lda, lda, from, c + r * ldc + j, ldc);
       });
-    }
-    for (; j < cols; j += kPairLanes, listed.first += kPairLanes) {
-      const int rest = cols - static_cast<int>(j);
-      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
-        float* out = c + r * ldc + j;
-        const Bf16* weights = a + r * lda;
-        if (rest >= kPairLanes) {
-          add_listed_tile<R, 1, false>(k, 0, weights, lda, from, out, ldc);
-        } else {
-          add_listed_tile<R, 1, true>(k, rest, weights, lda, from, out, ldc);
-        }
-      });
-    }
+    });
   }
 };
 

@@ -175,12 +175,12 @@ struct TileReading {
     }
   }
 
-  /// 32 rows of B, C x 32 columns or the first `part` of 32, as pairs in the order of unpacking:
-  /// 2 C tiles. Rows from `keys` on are zero.
-  template <int C>
+  /// 32 rows of B at these columns, as pairs in the order of unpacking: 2 C tiles. Rows from `keys`
+  /// on are zero.
+  template <int C, bool Part>
   static void pack_values(int keys, int part, ListedBf16& b, Bf16* to) {
     const auto load = [&](const Bf16* row, std::ptrdiff_t v) __attribute__((always_inline)) {
-      if (C == 1 && part > 0) return load_first(row, part);
+      if constexpr (Part) return load_first(row, part);
       return load_bits(row + v * kPairLanes);
     };
     const auto put = [&](std::ptrdiff_t v, __m512i x, __m512i y) __attribute__((always_inline)) {
@@ -216,8 +216,8 @@ struct TileReading {
     }
   }
 
-  /// C x 32 columns, or with `part` the first of 32, of all rows.
-  template <int C>
+  /// These columns of all rows.
+  template <int C, bool Part>
   static void add_columns(int rows, int k, int part, const Bf16* a, std::ptrdiff_t lda,
                           ListedBf16& b, float* c, std::ptrdiff_t ldc) {
     constexpr int kMost = 128;  // rows of B at a time: in the first-level cache
@@ -234,7 +234,7 @@ struct TileReading {
         for (std::ptrdiff_t n = 0; n < count; n += kPairLanes) {
           Bf16* packed = pairs + n * C * kPairLanes;
           chunk.at = b.at + i + n;
-          if (r == 0) pack_values<C>(count - static_cast<int>(n), part, chunk, packed);
+          if (r == 0) pack_values<C, Part>(count - static_cast<int>(n), part, chunk, packed);
           weigh<C>(a + r * lda + i + n, lda, packed);
         }
         T::template store<0>(tiles, 4 * kTileRows);
@@ -257,14 +257,9 @@ struct TileReading {
                               const Bf16* b, const std::int64_t* at, float* c, std::ptrdiff_t ldc,
                               Ahead& ahead) {
     ListedBf16 listed{b, at, ahead};
-    std::ptrdiff_t j = 0;
-    for (; j + 2 * kPairLanes <= cols; j += 2 * kPairLanes, listed.first += 2 * kPairLanes) {
-      add_columns<2>(rows, k, 0, a, lda, listed, c + j, ldc);
-    }
-    for (; j < cols; j += kPairLanes, listed.first += kPairLanes) {
-      const int rest = cols - static_cast<int>(j);
-      add_columns<1>(rows, k, rest < kPairLanes ? rest : 0, a, lda, listed, c + j, ldc);
-    }
+    for_columns(cols, listed, [&]<int C, bool Part>(Columns<C, Part>, int part, std::ptrdiff_t j) {
+      add_columns<C, Part>(rows, k, part, a, lda, listed, c + j, ldc);
+    });
   }
 };
 

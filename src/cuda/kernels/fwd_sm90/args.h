@@ -68,6 +68,7 @@ struct Schedule {
   /// Dropout: a warpgroup makes the first group of a block's bits before it passes its turn. Those
   /// who make bits at the same time share the multiplier, and then exponentiate at the same time.
   bool bits_in_turn = false;
+  bool by_warp = false;  ///< on trial, Lists::whole: a warp copies K and V, a panel a lane
 
   bool operator==(const Schedule&) const = default;
 };
