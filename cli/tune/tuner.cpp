@@ -21,7 +21,7 @@ namespace {
 constexpr double kHopeless = 1.5;
 /// What the model takes stays unless another is faster by more than this: less is noise.
 constexpr double kGain = 0.98;
-constexpr std::size_t kMostRuns = 101;
+constexpr std::size_t kMostTimes = 101;
 /// Runs of a form in turn, so that caches are as warm as in a loop over it.
 constexpr int kRound = 3;
 
@@ -163,7 +163,7 @@ class Tuner::Trial {
       for (Runner* runner : hopeful) {
         for (int n = 0; n < kRound; ++n) time(*runner);
       }
-    } while (!is_over(1.0) && hopeful.front()->ms.size() < kMostRuns);
+    } while (!is_over(1.0) && hopeful.front()->ms.size() < kMostTimes);
   }
 
   Tuner& tuner_;

@@ -129,14 +129,16 @@ class Report(unittest.TestCase):
 
 
 class Verdicts(unittest.TestCase):
+    planner = Planner(Path(CLI))
+
     def evidence(self, results: list[Result]) -> Evidence:
-        return evidence(Planner(Path(CLI)), Measured(results))
+        return evidence(self.planner, Measured(results))
 
     def committed(self) -> list[Result]:
         return load(COMMITTED)
 
     def all_committed(self) -> Evidence:
-        return evidence(Planner(Path(CLI)), Measured(self.committed()), load_tables(COMMITTED))
+        return evidence(self.planner, Measured(self.committed()), load_tables(COMMITTED))
 
     def test_every_seed_is_judged(self) -> None:
         claims = judge_all(self.all_committed())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from results import SHOWN_LINES, Result, Status, read_pytest
@@ -9,6 +10,7 @@ from results import SHOWN_LINES, Result, Status, read_pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = str(ROOT / ".venv/bin/python")
 WHEELS = ROOT / "build/wheel"
+SHARES = 2  # processes of pytest: most tests use one core
 # The library's objects come from the release build: a wheel's own folder would compile them again.
 BUILD = [
     *("--config-settings", "build-dir=build/release"),
@@ -47,17 +49,23 @@ def checked(name: str, run: Run, command: list[str], log: Path, says: str = "") 
     return Result("python", name, Status.FAILED, "\n".join(end))
 
 
-def run_pytest(run: Run, logs: Path, without_torch: bool) -> list[Result]:
-    log, junit = logs / "pytest.log", logs / "pytest.xml"
+def run_pytest(run: Run, logs: Path, share: int) -> list[Result]:
+    """One file in SHARES, from `share` on."""
+    log, junit = logs / f"pytest-{share}.log", logs / f"pytest-{share}.xml"
     log.unlink(missing_ok=True)
     junit.unlink(missing_ok=True)
-    if without_torch:
-        os.environ["TILEWISE_NO_TORCH"] = "1"
-    run([PYTHON, "-m", "pytest", "-q", f"--junit-xml={junit}"], log)
+    files = sorted((ROOT / "python/tests").glob("test_*.py"))[share::SHARES]
+    run([PYTHON, "-m", "pytest", "-q", f"--junit-xml={junit}", *map(str, files)], log)
     if junit.exists():
         return read_pytest(junit, "python")
     end = log.read_text(encoding="utf-8").splitlines()[-SHOWN_LINES:]
-    return [Result("python", "pytest", Status.FAILED, "\n".join(end))]
+    return [Result("python", f"pytest, share {share}", Status.FAILED, "\n".join(end))]
+
+
+def run_mypy(run: Run, logs: Path, without_torch: bool) -> list[Result]:
+    if without_torch:
+        return [Result("python", "mypy", Status.SKIPPED, "--no-torch: it reads torch's types")]
+    return [checked("mypy", run, [PYTHON, "-m", "mypy"], logs / "mypy.log")]
 
 
 def run_python(run: Run, logs: Path, without_torch: bool) -> list[Result]:
@@ -74,11 +82,14 @@ def run_python(run: Run, logs: Path, without_torch: bool) -> list[Result]:
         # It ends well for a wheel that runs here alone, too: the tag is what counts.
         checked("auditwheel", run, audit, logs / "auditwheel.log", 'tag: "manylinux_'),
     ]
-    types = [PYTHON, "-m", "mypy"]
     if without_torch:
-        results.append(
-            Result("python", "mypy", Status.SKIPPED, "--no-torch: it reads torch's types")
-        )
-    else:
-        results.append(checked("mypy", run, types, logs / "mypy.log"))
-    return results + run_pytest(run, logs, without_torch)
+        os.environ["TILEWISE_NO_TORCH"] = "1"
+    with ThreadPoolExecutor(SHARES) as pool:
+        parts = [
+            pool.submit(run_pytest, run, logs, 0),
+            pool.submit(run_mypy, run, logs, without_torch),
+        ]
+        parts += [pool.submit(run_pytest, run, logs, share) for share in range(1, SHARES)]
+        for part in parts:
+            results += part.result()
+    return results

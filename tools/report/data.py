@@ -270,15 +270,21 @@ class RefusedError(RuntimeError):
 
 
 class Planner:
-    """`tilewise plan`, asked for JSON."""
+    """`tilewise plan`, asked for JSON, the same question once."""
 
     def __init__(self, command: Path) -> None:
         self.command = command
+        self._done: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
     def ask(self, *words: object) -> Answer:
-        environment = {**os.environ, "TILEWISE_CASES_DIR": str(ROOT / "cases")}
         command = [str(self.command), "plan", *map(str, words), "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = self._done.get(tuple(command))
+        if done is None:
+            environment = {**os.environ, "TILEWISE_CASES_DIR": str(ROOT / "cases")}
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
+            self._done[tuple(command)] = done
         if done.returncode != 0:
             kind = RefusedError if done.returncode == 5 else RuntimeError
             raise kind(f"{' '.join(command)}: {done.stderr.strip()}")
