@@ -301,7 +301,8 @@ struct Check {
     if (s.sinks) a.sinks = sinks.data(), a.sinks_h = 1;
     if (s.given_delta) {
       a.delta_in = true_delta.data(), a.delta_rows = s.seq_q;
-      std::fill(o.data.begin(), o.data.end(), kPoison);
+      // Beside a sink O tells which rows saw no key.
+      if (!s.sinks) std::fill(o.data.begin(), o.data.end(), kPoison);
     }
     const std::size_t rows = std::size_t(s.batch) * s.heads_q * a.rows_q;
     const float nan = std::numeric_limits<float>::quiet_NaN();

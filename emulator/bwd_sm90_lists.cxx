@@ -16,6 +16,11 @@ constexpr Config short_steps(Config c) {
   return c;
 }
 
+constexpr Config shown(Config c) {
+  c.options.mask = true;
+  return c;
+}
+
 /// Blocks of half a tile's keys, with the stages that the host gives such a list.
 constexpr Config passing(Config c) {
   c = short_steps(listed(c, Lists::parts));
@@ -25,9 +30,17 @@ constexpr Config passing(Config c) {
   return c;
 }
 
+/// The same with what is on trial.
+constexpr Config tried(Config c, bool dv_under) {
+  c = passing(c);
+  c.trial = {.by_warp = true, .dv_under = dv_under};
+  return c;
+}
+
 }  // namespace
 
 int main() {
+  constexpr double kFewKeys = 4e-4;
   constexpr Lists kParts = Lists::parts;
   check<listed(k64, kParts)>("dim 64",
                              {.heads_q = 2,
@@ -101,6 +114,30 @@ int main() {
       "dim 64, exact dS, blocks of 32",
       {.heads_q = 2, .heads_k = 2, .blocks = 2, .list = {.q = 32, .k = 128, .by_head = true}},
       kExact);
+  // dQ was off by 6.4e-4 with a delta from O.
+  check<listed(two_plane(half(shown(masked(k64, Mask::right)))), kParts)>(
+      "few keys, causal, mask, sinks, delta from P",
+      {.batch = 2,
+       .heads_q = 3,
+       .heads_k = 3,
+       .seq_q = 8,
+       .seq_k = 8,
+       .dim = 16,
+       .dim_v = 16,
+       .high = 1,
+       .scale = 0.25F,
+       .given_delta = true,
+       .sinks = true,
+       .list = {.q = 256,
+                .k = 128,
+                .density = 0.03,
+                .by_batch = true,
+                .by_head = true,
+                .full = true,
+                .dense_row = 0},
+       .shows = {.density = 0.1, .by_batch = true},
+       .values = 3},
+      kFewKeys);
   check<deterministic(listed(masked(k64, Mask::right), kParts))>(
       "dim 64, causal, deterministic",
       {.batch = 2,
@@ -167,6 +204,38 @@ int main() {
       kBf16);
   check<passing(ragged(masked(k128, Mask::both), Lengths::keys))>(
       "dim 128, half tiles passed over, lengths, window",
+      {.batch = 3,
+       .seq_q = 300,
+       .seq_k = 390,
+       .dim = 128,
+       .dim_v = 128,
+       .low = -150,
+       .high = 31,
+       .keys = {390, 0, 131},
+       .blocks = 3,
+       .list = {.q = 128, .k = 64, .density = 0.3, .by_head = true}},
+      kBf16);
+  check<tried(masked(k64, Mask::right), false)>(
+      "dim 64, half tiles passed over, a warp copies, causal, GQA, mangled",
+      {.heads_q = 4,
+       .heads_k = 2,
+       .seq_q = 500,
+       .seq_k = 450,
+       .high = 1,
+       .blocks = 2,
+       .list = {.q = 64, .k = 64, .density = 0.3, .by_head = true, .mangled = true}},
+      kBf16);
+  check<tried(k64, true)>("dim 64, half tiles passed over, dV under dS, GQA",
+                          {.batch = 2,
+                           .heads_q = 4,
+                           .heads_k = 1,
+                           .seq_q = 700,
+                           .seq_k = 390,
+                           .blocks = 3,
+                           .list = {.q = 64, .k = 64, .density = 0.2, .by_batch = true}},
+                          kBf16);
+  check<tried(ragged(masked(k128, Mask::both), Lengths::keys), true)>(
+      "dim 128, half tiles passed over, dV under dS, lengths, window",
       {.batch = 3,
        .seq_q = 300,
        .seq_k = 390,

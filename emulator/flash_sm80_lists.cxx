@@ -107,6 +107,10 @@ void check_backwards() {
                        {.q = 32, .k = 32, .density = 0.7, .by_head = true});
   check_backward<with_pairs(kOne), with_pairs(kSecond), Delta::p>("one pass, shifted rows",
                                                                   shifted.shape, kBf16, kExact);
+  const Listed dropped({.seq_q = 100, .seq_k = 150, .causal = true, .dropout = 0.3},
+                       {.q = 32, .k = 32, .density = 0.7, .by_head = true});
+  check_backward<with_dropout(kOne), with_dropout(kSecond), Delta::p>("one pass, dropout",
+                                                                      dropped.shape, kBf16, kExact);
   const Listed nothing({.seq_q = 150, .seq_k = 200}, {.q = 128, .k = 128, .density = 0.0});
   check_backward<kFirst, kSecond, Delta::p>("two passes, nothing listed", nothing.shape, 0.0, 0.0);
 }

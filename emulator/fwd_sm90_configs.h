@@ -139,7 +139,7 @@ constexpr Config with_tree(Config c) {
 }
 constexpr Config dropping(Config c) {
   c.options.dropout = true;
-  c.schedule.bits_in_turn =
+  c.schedule.bits_between =
       c.schedule.ping_pong && c.shape.warpgroups == 2 && c.shape.block_n == 128;
   return c;
 }

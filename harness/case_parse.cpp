@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <functional>
 #include <map>
 
@@ -12,11 +13,15 @@ namespace {
 
 using namespace case_text;
 
-/// What parsing knows beyond the case itself: which words were given, so that defaults can follow.
+/// What parsing knows beyond the case itself: what was given, so that defaults can follow.
 struct Parser {
   Case c;
-  bool batch_given = false, q_given = false, k_given = false, dv_given = false;
+  Given given;
 };
+
+constexpr const char *kBatch = "the batch size", *kQueries = "the number of queries";
+constexpr const char *kKeys = "the number of keys", *kDimV = "the head dim of v";
+constexpr const char *kView = "the view", *kType = "the type", *kFill = "the fill";
 
 constexpr std::string_view kSizes = "bN, hN or hN/M, sN, qN, kN, dN, dvN";
 
@@ -42,30 +47,34 @@ Axes read_axes(std::string_view text) {
   return axes;
 }
 
-bool read_view(std::string_view text, View& view) {
+bool read_view(std::string_view text, View& view, Given& given) {
   if (text != "step2" && text != "padded" && text != "expanded") return false;
+  given.take(kView, text);
   view = *find(kLayouts, text);
   return true;
 }
 
 MaskCase read_mask(std::string_view text) {
   MaskCase mask;
+  Given given;
   const std::vector<std::string_view> parts = split(text, ':');
   mask.axes = read_axes(parts[0]);
   for (std::size_t n = 1; n < parts.size(); ++n) {
-    if (!read_view(parts[n], mask.view)) mask.hide.push_back(read_region(parts[n]));
+    if (!read_view(parts[n], mask.view, given)) mask.hide.push_back(read_region(parts[n]));
   }
   return mask;
 }
 
 BiasCase read_bias(std::string_view text) {
   BiasCase bias;
+  Given given;
   const std::vector<std::string_view> parts = split(text, ':');
   bias.axes = read_axes(parts[0]);
   for (std::size_t n = 1; n < parts.size(); ++n) {
     const std::string_view part = parts[n];
     const std::size_t at = part.find('@');
     if (const DType* dtype = find(kDTypes, part)) {
+      given.take(kType, part);
       bias.dtype = *dtype;
     } else if (at != std::string_view::npos) {
       BiasCase::Override over;
@@ -73,7 +82,8 @@ BiasCase read_bias(std::string_view text) {
       if (!over.lowest) over.value = read_number(part.substr(0, at));
       over.region = read_region(part.substr(at + 1));
       bias.overrides.push_back(over);
-    } else if (!read_view(part, bias.view)) {
+    } else if (!read_view(part, bias.view, given)) {
+      given.take(kFill, part);
       bias.fill = read_fill(part);
     }
   }
@@ -91,7 +101,9 @@ BlocksCase read_blocks(std::string_view text) {
   if ((axes[0] != "b" && axes[0] != "1") || (axes[1] != "h" && axes[1] != "1")) throw help;
   BlocksCase blocks{sizes[0], sizes[1], axes[0] == "b", axes[1] == "h", read_number(parts[2])};
   if (!(blocks.density >= 0.0 && blocks.density <= 1.0)) throw std::string("a density from 0 to 1");
+  Given given;
   for (std::size_t n = 3; n < parts.size(); ++n) {
+    given.take(std::string(parts[n].substr(0, parts[n].find('='))), parts[n]);
     if (parts[n] == "full") {
       blocks.full_flags = true;
     } else if (parts[n].starts_with("row=")) {
@@ -113,7 +125,9 @@ PackedCase read_packed(std::string_view text) {
   packed.q_lengths = read_integers(sides.front());
   packed.k_lengths = read_integers(sides.back());
   if (packed.q_lengths.size() != packed.k_lengths.size()) throw help;
+  Given given;
   for (std::size_t n = 1; n < parts.size(); ++n) {
+    given.take(std::string(parts[n].substr(0, parts[n].find('='))), parts[n]);
     if (parts[n] == "int64") {
       packed.wide_offsets = true;
     } else if (parts[n] == "max") {
@@ -166,18 +180,23 @@ void read_window(std::string_view text, Window& window) {
 
 void read_pass(std::string_view text, Case& c) {
   c.forward = c.backward = false;
+  Given given;
   for (std::string_view part : split(text, ',')) {
     if (part != "fwd" && part != "bwd") throw std::string("fwd, bwd or fwd,bwd");
+    given.take(std::string(part), part);
     (part == "fwd" ? c.forward : c.backward) = true;
   }
 }
 
 /// do=LAYOUT, do=FILL or do=LAYOUT:FILL.
 void read_d_o(std::string_view text, Case& c) {
+  Given given;
   for (std::string_view part : split(text, ':')) {
     if (const Layout* layout = find(kLayouts, part)) {
+      given.take("the layout", part);
       c.d_o_layout = *layout;
     } else {
+      given.take(kFill, part);
       c.d_o = read_fill(part);
     }
   }
@@ -297,6 +316,7 @@ void read_size(std::string_view word, Parser& p) {
   Case& c = p.c;
   if (text.empty() || letter.empty()) throw accepted_words();
   if (letter == "h") {
+    p.given.take("the heads", word);
     const std::vector<std::string_view> both = split(text, '/');
     if (both.size() > 2) throw std::string("hN or hN/M");
     c.heads_q = read_integer(both.front());
@@ -304,26 +324,42 @@ void read_size(std::string_view word, Parser& p) {
     return;
   }
   const std::int64_t size = read_integer(text);
+  const auto set = [&](const char* what, std::int64_t& to) {
+    p.given.take(what, word);
+    to = size;
+  };
   if (letter == "b") {
-    c.batch = size;
-    p.batch_given = true;
+    set(kBatch, c.batch);
   } else if (letter == "s") {
-    c.seq_q = c.seq_k = size;
-    p.q_given = p.k_given = true;
+    set(kQueries, c.seq_q);
+    set(kKeys, c.seq_k);
   } else if (letter == "q") {
-    c.seq_q = size;
-    p.q_given = true;
+    set(kQueries, c.seq_q);
   } else if (letter == "k") {
-    c.seq_k = size;
-    p.k_given = true;
+    set(kKeys, c.seq_k);
   } else if (letter == "d") {
-    c.head_dim = size;
+    set("the head dim", c.head_dim);
   } else if (letter == "dv") {
-    c.head_dim_v = size;
-    p.dv_given = true;
+    set(kDimV, c.head_dim_v);
   } else {
     throw accepted_words();
   }
+}
+
+/// Notes what a word KEY=... gives.
+void take_key(std::string_view key, std::string_view word, Given& given) {
+  if (key == "poke") return;
+  if (key == "alibi" || key == "sink") return given.take(std::string(key), word);
+  const std::string name = std::string(key) + "=";
+  if (key != "fill") return given.take(name, word);
+  for (const char* of : {"q=", "k=", "v="}) given.take(of, word);
+}
+/// Notes what a word without a value gives.
+void take_flag(std::string_view flag, Given& given) {
+  std::string what(flag);
+  if (flag == "tf32" || flag == "refined") what = "the precision";
+  if (flag == "causal_top_left") what = "causal";
+  given.take(what, flag);
 }
 
 void read_case_word(std::string_view word, Parser& p) {
@@ -331,15 +367,18 @@ void read_case_word(std::string_view word, Parser& p) {
   if (equals != std::string_view::npos) {
     const auto reader = key_readers().find(word.substr(0, equals));
     if (reader == key_readers().end()) throw "one of " + keys_of(key_readers(), "=");
+    take_key(reader->first, word, p.given);
     reader->second(p, word.substr(equals + 1));
     return;
   }
   if (const DType* dtype = find(kDTypes, word)) {
+    p.given.take(kType, word);
     p.c.dtype = *dtype;
     return;
   }
   const auto setter = flag_setters().find(word);
   if (setter != flag_setters().end()) {
+    take_flag(word, p.given);
     setter->second(p.c);
     return;
   }
@@ -350,22 +389,26 @@ void read_case_word(std::string_view word, Parser& p) {
 void finish(Parser& p) {
   Case& c = p.c;
   const auto fail = [](const std::string& text) { throw InvalidArgument("case: " + text); };
-  if (!p.dv_given) c.head_dim_v = c.head_dim;
+  if (!p.given.has(kDimV)) c.head_dim_v = c.head_dim;
   if (c.packed) {
-    if (p.batch_given || p.q_given || p.k_given) {
+    if (p.given.has(kBatch) || p.given.has(kQueries) || p.given.has(kKeys)) {
       fail("packed= excludes b, s, q and k, because it sets the batch and the lengths");
     }
     if (!c.key_lengths.empty()) fail("packed= and lengths= exclude each other");
     c.batch = static_cast<std::int64_t>(c.packed->q_lengths.size());
     c.seq_q = c.packed->tail_q;
     c.seq_k = c.packed->tail_k;
-    for (std::int64_t length : c.packed->q_lengths) c.seq_q += length;
-    for (std::int64_t length : c.packed->k_lengths) c.seq_k += length;
+    const auto add = [&](std::int64_t length, std::int64_t& rows) {
+      rows += length;
+      if (std::abs(rows) > Tensor::kMaxElems) fail("packed= has more than 2^56 rows");
+    };
+    for (std::int64_t length : c.packed->q_lengths) add(length, c.seq_q);
+    for (std::int64_t length : c.packed->k_lengths) add(length, c.seq_k);
     if (c.page_size > 0) give_pages(c);
     return;
   }
-  if (!p.q_given) fail("the query length is missing: expected sN, qN or packed=");
-  if (!p.k_given) c.seq_k = c.seq_q;
+  if (!p.given.has(kQueries)) fail("the query length is missing: expected sN, qN or packed=");
+  if (!p.given.has(kKeys)) c.seq_k = c.seq_q;
   if (c.mask && c.rank3) fail("rank3 and mask= exclude each other");
   if (!c.key_lengths.empty() && static_cast<std::int64_t>(c.key_lengths.size()) != c.batch) {
     fail("lengths= needs one length for each of the " + std::to_string(c.batch) + " batch entries");

@@ -37,6 +37,11 @@ void read_range(std::string_view text, Region& region) {
 
 }  // namespace
 
+void Given::take(const std::string& what, std::string_view word) {
+  const auto [first, is_new] = words_.emplace(what, word);
+  if (!is_new) throw "one word for " + what + ", and " + quoted(first->second) + " is one";
+}
+
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (true) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,17 @@ std::string_view name(const std::array<Word<Value>, n>& words, Value value) {
   }
   return "?";
 }
+
+/// What the words of a text have given, each thing once.
+class Given {
+ public:
+  /// Throws std::string, as the readers do, where another word gave it.
+  void take(const std::string& what, std::string_view word);
+  bool has(const std::string& what) const { return words_.contains(what); }
+
+ private:
+  std::map<std::string, std::string> words_;
+};
 
 /// Parts between separators; an empty text is one empty part.
 std::vector<std::string_view> split(std::string_view text, char separator);

@@ -264,8 +264,15 @@ def row_of(p: Problem, entry: Entry, protocol: str, which: str) -> dict[str, Any
 class Deadline:
     """When to stop so that what was measured is still written."""
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds if seconds > 0 else float("inf")
+    def __init__(self, seconds: float, begun: float) -> None:
+        """`begun` is of time.monotonic()."""
+        self._end = begun + seconds if seconds > 0 else float("inf")
+        self._asked = float("inf")
+        self._longest = 0.0
 
-    def passed(self) -> bool:
-        return time.monotonic() > self._end
+    def has_time(self) -> bool:
+        """Whether another step fits that is as long as the longest between two calls."""
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._asked)
+        self._asked = now
+        return now + self._longest < self._end

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,13 +64,25 @@ def limit_memory(gib: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(limit, 1.0))
 
 
-def run_measure(args: argparse.Namespace) -> int:
-    """1 when an output was refused by its check."""
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, ends the block as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it twice
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def measure_cells(args: argparse.Namespace, begun: float, known: dict[str, Contender]) -> list[Row]:
+    """The rows of the cells that fit into the time. They are written however the loop ends."""
     cells = cells_of(args)
     library = Library(library_of(args))
-    known: dict[str, Contender] = dict(torch_paths())
-    if args.fa3:
-        known["fa3"] = Fa3(args.fa3)
     peers = [known[name] for name in args.peers.split(",") if name]
     named = args.fa3.with_suffix(".commit") if args.fa3 else None
     commit = named.read_text().strip() if named and named.exists() else str(args.fa3 or "")
@@ -79,11 +94,11 @@ def run_measure(args: argparse.Namespace) -> int:
     limit_memory(args.mem_limit)
     protocols = tuple(args.protocol.split(","))
     bench = Bench(Options(args.rounds, protocols))
-    deadline = Deadline(args.total_s)
+    deadline = Deadline(args.total_s, begun)
     rows: list[Row] = []
     try:
         for cell in cells:
-            if deadline.passed():
+            if not deadline.has_time():
                 print(f"stopped in time: {cell.problem} and what follows was not measured")
                 break
             ours: list[Contender] = []
@@ -100,6 +115,16 @@ def run_measure(args: argparse.Namespace) -> int:
         env["gpu_temperature_c"] = report.smi("temperature.gpu")
         results.write(args.output, env, rows)
         print(f"{len(rows)} rows in {args.output}", flush=True)
+    return rows
+
+
+def run_measure(args: argparse.Namespace, begun: float) -> int:
+    """1 when an output was refused by its check. `begun`: when the part's time began."""
+    known: dict[str, Contender] = dict(torch_paths())
+    if args.fa3:
+        known["fa3"] = Fa3(args.fa3)
+    with terminated_as_interrupted():
+        rows = measure_cells(args, begun, known)
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 

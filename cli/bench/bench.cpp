@@ -139,15 +139,14 @@ void add_bench(CLI::App& program, int& exit_code) {
                   "list of problems from cases/presets; other flags override it")
       ->option_text("NAME");
   add_common_flags(*app, flags->common);
-  app->add_option("--budget-s", flags->budget_s,
-                  "seconds per row. Longer rows get fewer runs. The row is a timeout if one run "
-                  "takes longer")
-      ->option_text("S")
-      ->check(number_within(0, HUGE_VAL));
-  app->add_option("--total-s", flags->total_s,
-                  "seconds for all rows. Rows not measured by then are timeouts")
-      ->option_text("S")
-      ->check(number_within(0, HUGE_VAL));
+  add_real(*app, "--budget-s", flags->budget_s,
+           "seconds per row. Longer rows get fewer runs. The row is a timeout if one run "
+           "takes longer",
+           0, HUGE_VAL)
+      ->option_text("S");
+  add_real(*app, "--total-s", flags->total_s,
+           "seconds for all rows. Rows not measured by then are timeouts", 0, HUGE_VAL)
+      ->option_text("S");
   app->add_flag("--check", flags->check, "also compare each kernel with the reference");
   app->add_flag("--best-batch", flags->best_batch,
                 "find the batch size with the best throughput that fits the memory limit, and "
@@ -157,10 +156,9 @@ void add_bench(CLI::App& program, int& exit_code) {
                   "by more than --bound and its noise, takes more memory or no longer runs")
       ->option_text("OLD NEW")
       ->expected(2);
-  app->add_option("--bound", flags->bound,
-                  "with --compare: times within this ratio count as unchanged")
-      ->option_text("X [1.05]")
-      ->check(number_within(1, 100));
+  add_real(*app, "--bound", flags->bound,
+           "with --compare: times within this ratio count as unchanged", 1, 100)
+      ->option_text("X [1.05]");
   add_output_flags(*app, flags->format, flags->output);
   app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });

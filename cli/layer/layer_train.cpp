@@ -217,8 +217,7 @@ void add_layer_train(CLI::App& layer, int& exit_code) {
   add_integer(*app, "--layers", flags->options.layers, "layers", 1, 1000)->option_text("N [2]");
   add_integer(*app, "--seed", flags->options.seed, "seed of the initial weights", std::uint64_t{0})
       ->option_text("N [0]");
-  app->add_option("--rate", flags->learning_rate, "Adam's learning rate")
-      ->check(number_within(0.0, 10.0))
+  add_real(*app, "--rate", flags->learning_rate, "Adam's learning rate", 0.0, 10.0)
       ->option_text("X [0.001]");
   app->add_flag("--scale-loss", flags->scale_loss, "scale the loss, as --compute f16 does");
   app->add_option("--weights", flags->weights, "output for the trained model of the first layer")

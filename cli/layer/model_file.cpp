@@ -142,16 +142,15 @@ void add_layer_flags(CLI::App& app, ModelFlags& flags) {
   add_integer(app, "--stride", flags.stride, "stride of the strided pattern, in tokens", 1)
       ->option_text("N [32]");
   add_integer(app, "--block", flags.block, "tokens of a block", 16, 256)->option_text("N [64]");
-  app.add_option("--density", flags.density, "fraction of the key blocks that `selected` keeps")
-      ->check(number_within(0.0, 1.0))
+  add_real(app, "--density", flags.density, "fraction of the key blocks that `selected` keeps", 0.0,
+           1.0)
       ->option_text("X [0.25]");
-  app.add_option("--route-above", flags.route_above,
-                 "in inference, gates of X and more run only the sparse branch, gates of 1 - X and "
-                 "less only the dense branch")
-      ->check(number_within(0.5, 1.0))
+  add_real(app, "--route-above", flags.route_above,
+           "in inference, gates of X and more run only the sparse branch, gates of 1 - X and "
+           "less only the dense branch",
+           0.5, 1.0)
       ->option_text("X [0.9]");
-  app.add_option("--dropout", flags.dropout, "dropout probability in training")
-      ->check(number_within(0.0, 0.99))
+  add_real(app, "--dropout", flags.dropout, "dropout probability in training", 0.0, 0.99)
       ->option_text("X [0]");
   app.add_option("--compute", flags.compute,
                  "on CUDA: type of products and attention; `bench` takes a list")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -34,13 +35,29 @@ std::string text_of(const Value& row, const char* field) {
   return row.contains(field) && row.at(field).is_string() ? row.at(field).get<std::string>() : "";
 }
 
+/// A list as bench/lists.py and bench/cpu/lists.py tell it, `blocks=SIZE:DENSITY`, in the words of
+/// a case; none where the mask is none. DENSITY is of the blocks that position shows. Those of a
+/// list on a device are counted, whatever position hides, of one on the host what it shows.
+std::optional<std::string> words_of_blocks(const std::string& mask, const Value& row) {
+  constexpr std::string_view kBlocks = "blocks=";
+  const std::size_t colon = mask.find(':');
+  if (!mask.starts_with(kBlocks) || colon == std::string::npos || mask.rfind(':') != colon)
+    return std::nullopt;
+  const std::string size = mask.substr(kBlocks.size(), colon - kBlocks.size());
+  const double blocks = row.at("seq_k").get<double>() / std::atof(size.c_str());
+  double density = std::max(1.0, std::round(std::atof(mask.c_str() + colon + 1) * blocks)) / blocks;
+  if (row.value("causal", false) && text_of(row, "device") != "cpu") density *= 0.5;
+  return fmt::format("blocks={},{}:1,h:{}", size, size, density);
+}
+
 /// The problem of a row in the schema of `bench`; none when its mask is not told in the words of a
 /// case.
 std::optional<Case> case_of(const Value& row) {
   const auto number = [&](const char* field) { return row.at(field).get<std::int64_t>(); };
   const std::int64_t heads = number("heads"), seq_q = number("seq_q"), dim = number("head_dim");
   const std::string mask = text_of(row, "mask");
-  const std::string words = words_of_mask_field(mask.empty() ? "none" : mask);
+  const std::string words =
+      words_of_blocks(mask, row).value_or(words_of_mask_field(mask.empty() ? "none" : mask));
   std::string line = fmt::format("h{}/{} d{} dv{} {}", heads, row.value("kv_heads", heads), dim,
                                  row.value("head_dim_v", dim), words);
   if (words.find("packed=") == std::string::npos) {

@@ -336,9 +336,8 @@ void add_check(CLI::App& program, int& exit_code) {
               1'000'000'000)
       ->group(sets)
       ->option_text("N");
-  app->add_option("--seconds", flags->seconds,
-                  "with --formulas: start no new formula after S seconds")
-      ->check(number_within(0.0, 1e9))
+  add_real(*app, "--seconds", flags->seconds,
+           "with --formulas: start no new formula after S seconds", 0.0, 1e9)
       ->group(sets)
       ->option_text("S");
   app->add_flag("--lists", flags->lists, "with --random: give each problem a block list")

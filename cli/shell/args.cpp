@@ -97,12 +97,15 @@ template std::int64_t parse_integer<std::int64_t>(std::string_view, std::string_
 template std::uint64_t parse_integer<std::uint64_t>(std::string_view, std::string_view,
                                                     std::uint64_t, std::uint64_t);
 
-double parse_real(std::string_view option, std::string_view text) {
+double parse_real(std::string_view option, std::string_view text, double least, double most) {
   double value = 0.0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) reject(option, text, "a number");
-  return value;
+  if (error == std::errc() && stop == end && value >= least && value <= most) return value;
+  reject(option, text,
+         std::isinf(least)  ? "a number"
+         : std::isinf(most) ? fmt::format("a number of at least {}", least)
+                            : fmt::format("a number from {} to {}", least, most));
 }
 
 std::vector<std::int64_t> parse_axis(std::string_view option, std::string_view text,

@@ -24,8 +24,10 @@ Integer parse_integer(std::string_view option, std::string_view text,
                       std::type_identity_t<Integer> least,
                       std::type_identity_t<Integer> most = std::numeric_limits<Integer>::max());
 
-/// A real number.
-double parse_real(std::string_view option, std::string_view text);
+/// A real number from `least` to `most`, both included.
+double parse_real(std::string_view option, std::string_view text,
+                  double least = -std::numeric_limits<double>::infinity(),
+                  double most = std::numeric_limits<double>::infinity());
 
 /// Numbers and ranges: "64,256:16384:x4,1:8:+1".
 std::vector<std::int64_t> parse_axis(std::string_view option, std::string_view text,

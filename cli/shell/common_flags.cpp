@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
-#include <charconv>
-#include <cmath>
 
 #include "cli/shell/args.h"
 #include "tilewise/runtime.h"
@@ -50,17 +48,12 @@ template CLI::Option* add_integer(CLI::App&, const std::string&, std::int64_t&, 
 template CLI::Option* add_integer(CLI::App&, const std::string&, std::uint64_t&, const std::string&,
                                   std::uint64_t, std::uint64_t);
 
-CLI::Validator number_within(double least, double most) {
-  const auto judge = [least, most](std::string& text) -> std::string {
-    double value = 0.0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error == std::errc() && stop == end && value >= least && value <= most) return "";
-    const std::string bounds = std::isinf(most) ? fmt::format("at least {}", least)
-                                                : fmt::format("from {} to {}", least, most);
-    return fmt::format("'{}': expected a number, {}", text, bounds);
+CLI::Option* add_real(CLI::App& app, const std::string& name, double& value,
+                      const std::string& help, double least, double most) {
+  const auto read = [name, &value, least, most](const std::string& text) {
+    value = parse_real(name, text, least, most);
   };
-  return CLI::Validator(judge, "");
+  return app.add_option_function<std::string>(name, read, help)->type_name("NUMBER");
 }
 
 int thread_count(const CommonFlags& flags) {

@@ -11,7 +11,6 @@
 namespace CLI {
 class App;
 class Option;
-class Validator;
 }  // namespace CLI
 
 namespace tilewise::cli {
@@ -37,9 +36,11 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, Integer& value,
                          const std::string& help, std::type_identity_t<Integer> least,
                          std::type_identity_t<Integer> most = std::numeric_limits<Integer>::max());
 
-/// For an option of one real number: refuses text that is none, NaN too, and what is not in [least,
-/// most].
-CLI::Validator number_within(double least, double most);
+/// The same of one real number.
+CLI::Option* add_real(CLI::App& app, const std::string& name, double& value,
+                      const std::string& help,
+                      double least = -std::numeric_limits<double>::infinity(),
+                      double most = std::numeric_limits<double>::infinity());
 
 int thread_count(const CommonFlags& flags);
 

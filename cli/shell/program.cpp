@@ -79,6 +79,45 @@ std::string missing_command(const CLI::App& program) {
   return fmt::format("{}: expected one of {}", what, fmt::join(names, ", "));
 }
 
+/// Flags have no value, and other options one that is not empty. Each is given once.
+void check_options(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::vector<std::string>& given = option->results();
+    const std::string name = option->get_name();
+    const bool is_flag = option->get_items_expected_max() == 0;
+    for (const std::string& value : given) {
+      if (is_flag && value != "true")
+        throw BadInput(fmt::format("{}: a flag takes no value", name));
+      if (value.empty()) throw BadInput(fmt::format("{} '': expected a value", name));
+    }
+    if (given.size() > 1 && option->get_items_expected_max() <= 1)
+      throw BadInput(fmt::format("{} is given {} times: expected once", name, given.size()));
+  }
+}
+
+/// Has every command check its options before it does anything else.
+void check_options_of_commands(CLI::App& app) {
+  for (CLI::App* command : app.get_subcommands({})) {
+    // An option that is given twice gets here, instead of an error of CLI11's.
+    for (CLI::Option* option : command->get_options()) {
+      if (option->get_items_expected_max() <= 1) option->take_last();
+    }
+    command->parse_complete_callback([command] { check_options(*command); });
+    check_options_of_commands(*command);
+  }
+}
+
+/// "'--fly' is not an argument of tilewise plan".
+std::string unexpected(const CLI::App& program) {
+  std::string name = program.get_name();
+  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    name += " " + app->get_name();
+  }
+  const std::vector<std::string> rest = program.remaining(true);
+  return fmt::format("'{}' is not an argument of {}", rest.empty() ? "" : rest.front(), name);
+}
+
 }  // namespace
 
 int run_program(int argc, const char* const* argv) {
@@ -99,6 +138,7 @@ int run_program(int argc, const char* const* argv) {
   add_info(program, exit_code);
   add_layer(program, exit_code);
   add_kernels(program, exit_code);
+  check_options_of_commands(program);
   program.footer(kFooter);  // after the commands, which would inherit it
   try {
     program.parse(argc, argv);
@@ -106,8 +146,11 @@ int run_program(int argc, const char* const* argv) {
     const std::string missing = missing_command(program);
     complain(missing.empty() ? error.what() : missing);
     return kBadInput;
-  } catch (const CLI::ConversionError& error) {  // "Could not convert: --seed = x"
-    complain(fmt::format("{}: expected a number", error.what()));
+  } catch (const CLI::ExtrasError&) {
+    complain(unexpected(program));
+    return kBadInput;
+  } catch (const CLI::ConversionError& error) {  // "Could not convert: --causal = x"
+    complain(fmt::format("{}: a flag takes no value", error.what()));
     return kBadInput;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) {

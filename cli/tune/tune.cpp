@@ -155,9 +155,8 @@ void add_tune(CLI::App& program, int& exit_code) {
   app->add_option("--preset", flags->preset,
                   "list of problems from cases/presets; other flags override it")
       ->option_text("NAME");
-  app->add_option("--seconds", flags->seconds, "total seconds for all problems")
-      ->option_text("S [60]")
-      ->check(number_within(0, HUGE_VAL));
+  add_real(*app, "--seconds", flags->seconds, "total seconds for all problems", 0, HUGE_VAL)
+      ->option_text("S [60]");
   add_common_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
   app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });

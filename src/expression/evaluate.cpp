@@ -151,7 +151,7 @@ std::int64_t wrap32(std::int64_t value) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::uint64_t>(value)));
 }
 
-Value apply(Op op, Type operands, std::span<const Value> args) {
+Value fold(Op op, Type operands, std::span<const Value> args) {
   const bool real = operands == Type::real;
   switch (op) {
     case Op::where:
@@ -183,9 +183,15 @@ Value apply(Op op, Type operands, std::span<const Value> args) {
   }
   if (args.size() == 1) {
     const std::int64_t x = args[0].integer;
-    return {.integer = wrap32(op == Op::negate || x < 0 ? -x : x)};
+    return {.integer = op == Op::negate || x < 0 ? -x : x};
   }
-  return {.integer = wrap32(integer_pair(op, args[0].integer, args[1].integer))};
+  return {.integer = integer_pair(op, args[0].integer, args[1].integer)};
+}
+
+Value apply(Op op, Type operands, std::span<const Value> args) {
+  Value value = fold(op, operands, args);
+  value.integer = wrap32(value.integer);
+  return value;
 }
 
 }  // namespace tilewise::expression

@@ -142,6 +142,8 @@ std::int32_t NodeTable::leaf(Op op) {
 }
 std::int32_t NodeTable::real(double value) { return intern({.type = Type::real, .real = value}); }
 std::int32_t NodeTable::integer(std::int64_t value) {
+  // The text -2147483648 is a number and its sign: alone, finish() refuses the number.
+  if (value != std::int64_t{1} << 31) require_32_bits(value);
   return intern({.type = Type::integer, .integer = value});
 }
 std::int32_t NodeTable::boolean(bool value) {
@@ -188,7 +190,7 @@ std::int32_t NodeTable::make(Op op, std::span<const std::int32_t> given) {
     for (std::size_t n = 0; n < args.size(); ++n) {
       values[n] = {.real = (*this)[args[n]].real, .integer = (*this)[args[n]].integer};
     }
-    const Value value = apply(op, operands, std::span(values).first(args.size()));
+    const Value value = fold(op, operands, std::span(values).first(args.size()));
     switch (result_type(op, operands)) {
       case Type::boolean:
         return boolean(value.integer != 0);

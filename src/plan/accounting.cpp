@@ -140,14 +140,24 @@ double positional_pairs(const Problem& p) {
 
 namespace {
 
-/// At most so many pairs are listed.
+/// Entries of the batch, each as the share that it has of the longest one's pairs.
+double whole_entries(const Problem& p) {
+  const double whole = static_cast<double>(p.heads_q * p.seq_q) * static_cast<double>(p.seq_k);
+  if ((!p.packed && !p.key_lengths.defined()) || whole <= 0.0) return static_cast<double>(p.batch);
+  Problem all = p;
+  all.causal = Causal::none;
+  all.left = all.right = Problem::kUnbounded;
+  return positional_pairs(all) / whole;
+}
+
+/// At most so many pairs are listed. Of a list that entries share each takes what its length has.
 double listed_bound(const Problem& p) {
   const BlockList& list = p.block_list;
   if (p.listed_pairs >= 0.0) return p.listed_pairs;
   double pairs = static_cast<double>(list.block_index.sizes[0]);
   pairs *= static_cast<double>(list.block_q) * static_cast<double>(list.block_k);
   const Tensor& offsets = list.row_offsets;
-  if (offsets.strides[0] == 0) pairs *= static_cast<double>(p.batch);
+  if (offsets.strides[0] == 0) pairs *= whole_entries(p);
   return offsets.strides[1] == 0 ? pairs * static_cast<double>(p.heads_q) : pairs;
 }
 

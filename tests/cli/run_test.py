@@ -244,7 +244,7 @@ class ExitCodes(CliTest):
             if option != "--top":
                 self.assertIn(expected, self.fails(BAD_INPUT, "bench", option, text))
         message = self.fails(BAD_INPUT, "bench", "--seq", "8", "--budget-s", "nan")
-        self.assertIn("--budget-s: 'nan': expected a number, at least 0", message)
+        self.assertIn("--budget-s 'nan': expected a number of at least 0", message)
         message = self.fails(BAD_INPUT, "bench", "--hidden", "2048", "--kv-heads", "5")
         self.assertIn("--kv-heads '5': expected divisors of --hidden / --dim = 32", message)
         message = self.fails(BAD_INPUT, "bench", "--hidden", "100", "--dim", "64")

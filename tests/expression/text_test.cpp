@@ -147,6 +147,23 @@ TEST(Text, IntegersHave32Bits) {
   expect_parts(message("i + 5000000000*3"), {"5000000000", "32 bits"});
 }
 
+// A constant that wraps is never meant: torch's integers have 64 bits.
+TEST(Text, ConstantsDoNotWrap) {
+  EXPECT_EQ(value("0 < 2147483647 + 1"), 1);
+  EXPECT_EQ(value("2147483648 - 1"), 2147483647.0);
+  EXPECT_EQ(value("-(1 << 31)"), -2147483648.0);
+  EXPECT_EQ(value("i & -2147483648"), 0);
+  expect_parts(message("2147483647 + 1 < i"), {"2147483648", "32 bits"});
+  expect_parts(message("i - (-2147483648 - 1)"), {"-2147483649", "32 bits"});
+  expect_parts(message("i < 3*2147483647"), {"6442450941", "32 bits"});
+  expect_parts(message("i < 2147483648*2"), {"4294967296", "32 bits"});
+  expect_parts(message("i < 1 << 31"), {"2147483648", "32 bits"});
+  expect_parts(message("i < pow(2, 40)"), {"4294967296", "32 bits"});
+  expect_parts(message("i < abs(-2147483648)"), {"2147483648", "32 bits"});
+  expect_parts(message("i < -2147483648 // -1"), {"2147483648", "32 bits"});
+  expect_parts(message("i < 9223372036854775807 + 1"), {"9223372036854775807", "32 bits"});
+}
+
 TEST(Text, NamesThePositionOfAnError) {
   expect_parts(message("score - "), {"\"score - \"", "at character 9", "expected a number"});
   expect_parts(message("score + slope[h]"), {"at character 9", "\"slope\" is not an operand"});

@@ -143,9 +143,41 @@ TEST(Case, ErrorsNameTheWordAndWhatIsAccepted) {
   expect_error("b2 s4 lengths=1", "one length for each of the 2");
   expect_error("packed=3,4 s4", "packed=");
   expect_error("packed=3,4/1", "packed=Q,Q");
+  std::string many = "packed=72057594037927936";
+  for (int n = 0; n < 200; ++n) many += ",72057594037927936";
+  expect_error(many, "more than 2^56 rows");
   expect_error("b1 s4 paged=4", "lengths=");
   expect_error("s99999999999999999999", "an integer instead of");
   expect_error("s9223372036854775807", "an integer within 2^56 of 0");
+}
+
+TEST(Case, GivesEachThingOnce) {
+  expect_error("s1 s2", "word 's2': expected one word for the number of queries, and 's1' is one");
+  expect_error("s1 k2", "word 'k2': expected one word for the number of keys, and 's1' is one");
+  expect_error("q1 k2 q1", "word 'q1'");
+  expect_error("b1 s4 b1", "the batch size, and 'b1'");
+  expect_error("h2 s4 h2/1", "the heads, and 'h2'");
+  expect_error("s4 d8 d16", "the head dim, and 'd8'");
+  expect_error("s4 dv8 dv16", "the head dim of v, and 'dv8'");
+  expect_error("s4 f32 bf16", "the type, and 'f32'");
+  expect_error("s4 causal causal_top_left", "causal, and 'causal'");
+  expect_error("s4 tf32 refined", "the precision, and 'tf32'");
+  expect_error("s4 nolse nolse", "nolse, and 'nolse'");
+  expect_error("s4 alibi alibi=bh", "alibi, and 'alibi'");
+  expect_error("s4 sink=2 sink", "sink, and 'sink=2'");
+  expect_error("s4 scale=1 scale=2", "scale=, and 'scale=1'");
+  expect_error("s4 fill=ones k=randn", "k=, and 'fill=ones'");
+  expect_error("s4 pass=fwd,fwd", "fwd, and 'fwd'");
+  expect_error("s4 do=bshd:sbhd", "the layout, and 'bshd'");
+  expect_error("s4 do=ones:zeros", "the fill, and 'ones'");
+  expect_error("s4 mask=1,1,q,k:step2:padded", "the view, and 'step2'");
+  expect_error("s4 bias=1,1,q,k:bf16:f16", "the type, and 'bf16'");
+  expect_error("s4 bias=1,1,q,k:ones:zeros", "the fill, and 'ones'");
+  expect_error("s4 blocks=16,16:1,1:0.5:row=1:row=2", "row, and 'row=1'");
+  expect_error("packed=3,4:max:max", "max, and 'max'");
+  const Case c = parse_case("s4 mask=1,1,q,k:rows1:rows2 poke=q:0,0,0,0:1 poke=q:0,0,1,0:1");
+  EXPECT_EQ(c.mask->hide.size(), 2U);
+  EXPECT_EQ(c.pokes.size(), 2U);
 }
 
 TEST(Case, FormatsWhatItReads) {

@@ -73,6 +73,15 @@ class TimeModel(unittest.TestCase):
             with self.subTest(card=card):
                 self.errors_within(rows, 12.0, 25.0, f"{card}, flash bf16")
 
+    def test_block_lists(self) -> None:
+        """Every list on an H200, at densities from 0.05 to 1, and no kernel of mma.sync for one."""
+        h200 = [row for row in self.rows["h200/lists.json"] if "blocks=" in row["problem"]]
+        self.assertGreaterEqual(len(h200), 60)
+        self.errors_within(h200, 4.0, 8.0, "lists on an H200")
+        for row in h200:
+            self.assertLess(abs(row["error_percent"]), 12.0, row)
+            self.assertIn("sm90", row["chosen"], row["problem"])
+
     def test_cpu(self) -> None:
         rows = self.of_folder("cpu/")
         self.errors_within(rows, 10.0, 30.0, "CPU")

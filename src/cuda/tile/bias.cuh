@@ -38,8 +38,14 @@ struct BiasBlock {
   __forceinline__ void load_async(const PairCorner& at) const {
     if constexpr (kKind.staged) {
       __syncwarp();  // all lanes are done with the one before
-      const PairTensors tensors = {.bias = view, .mask = {}, .type = kType};
-      Staged{tensors, base, lane}.load_async(at);
+      const bool inside = at.query + kRows <= at.seq_q && at.key + kBlockN <= at.seq_k;
+      // A vote, though all lanes agree: see Scores::add_alibi() of fwd_sm90.
+      if (__any_sync(~0U, !inside || !aligned())) {
+        const PairTensors tensors = {.bias = view, .mask = {}, .type = kType};
+        Staged{tensors, base, lane}.load_async(at);
+      } else {
+        copy_whole(at);
+      }
       copy_async_commit();
     }
   }
@@ -73,6 +79,30 @@ struct BiasBlock {
   }
 
  private:
+  static constexpr int kRows = 16, kChunks = kBlockN * kSize / 16;
+
+  /// Whether rows, one for each query, begin at 16 bytes.
+  __forceinline__ bool aligned() const {
+    const i64 elements = view.stride_b | view.stride_h | view.stride_s;
+    const u32 bytes =
+        static_cast<u32>(reinterpret_cast<u64>(view.data)) | static_cast<u32>(elements) * kSize;
+    return view.stride_s != 0 && bytes % 16 == 0;
+  }
+  /// Those of a block that has all its queries and keys.
+  __forceinline__ void copy_whole(const PairCorner& at) const {
+    constexpr int kStep = 32 / kChunks, kPitch = Staged::kRoom.bias_pitch;
+    const int row = lane / kChunks, chunk = lane % kChunks;
+    const unsigned char* from = static_cast<const unsigned char*>(view.data) + 16 * chunk +
+                                kSize * (at.batch * view.stride_b + at.head * view.stride_h +
+                                         (at.query + row) * view.stride_s + at.key);
+    const u32 to = base + static_cast<u32>(row * kPitch + 16 * chunk);
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i) {
+      copy_async_16(to + static_cast<u32>(i * kStep * kPitch), from, 16);
+      from += kStep * kSize * view.stride_s;
+    }
+  }
+
   /// The thread's elements of one of its rows: two of every eight keys.
   struct Row {
     u32 shared = 0;

@@ -6,25 +6,43 @@
 
 namespace tilewise::tile {
 
+/// Where a kernel has the keys of Philox's rounds: in the parameters' memory, as the first round's
+/// from which others follow (it has no registers for all), in registers of its lanes. Uniform
+/// registers, where the compiler puts them otherwise, are also those of products' descriptors.
+enum class RoundKeys : int { parameters, first, held };
+
 /// (F13) Philox 4x32-10, as src/problem/philox.h has it, of the counter (j / 4, i, bh, offset):
 /// four words, each of a key. The first two rounds of its 20 products and half of the third
 /// multiply what belongs to the keys alone, to the query alone or to the pair of batch entry and
 /// head: KeyWords serve every query, QueryWords every key, and 15 products are left of each
-/// counter. `kScarce`: the kernel has no registers for the keys of all rounds.
-/// `kTests`: see shift_in().
-template <bool kScarce, bool kTests = false>
+/// counter. `kTests`: see shift_in().
+template <RoundKeys kKeys, bool kTests = false>
 struct PhiloxRounds {
-  const DropoutBits& d;
+  static constexpr bool kScarce = kKeys == RoundKeys::first;
+  /// The rounds of what belongs to one counter alone.
+  static constexpr int kOwn = 3;
+  const DropoutBits* d;
   u32 first[2];  ///< the first round's, where they are scarce
+  u32 held[kKeys == RoundKeys::held ? PhiloxKeys::kRounds - kOwn : 1][2];
 
-  __forceinline__ explicit PhiloxRounds(const DropoutBits& bits) : d(bits) {
+  __forceinline__ void enter(const DropoutBits& bits) {
+    d = &bits;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      first[i] = kScarce ? static_cast<u32>(opaque(static_cast<int>(d.key.round[0][i]))) : 0;
+      first[i] = kScarce ? static_cast<u32>(opaque(static_cast<int>(d->key.round[0][i]))) : 0;
   }
   __forceinline__ u32 key(int round, int i) const {
-    if constexpr (!kScarce) return d.key.round[round][i];
+    if (kKeys == RoundKeys::held && round >= kOwn) return held[round - kOwn][i];
+    if constexpr (!kScarce) return d->key.round[round][i];
     return first[i] + static_cast<u32>(round) * PhiloxKeys::kSteps[i];
+  }
+  /// `zero`: 0 in every lane, which the compiler does not know.
+  __forceinline__ void hold(u32 zero) {
+#pragma unroll
+    for (int round = kOwn; round < PhiloxKeys::kRounds; ++round) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) held[round - kOwn][i] = d->key.round[round][i] + zero;
+    }
   }
   static __forceinline__ u64 times(int i, u32 x) {
     return static_cast<u64>(x) * PhiloxKeys::kMultipliers[i];
@@ -39,8 +57,8 @@ struct PhiloxRounds {
   };
   __forceinline__ KeyWords of_keys(u32 keys_by_4, u32 bh) const {
     const u64 one = times(0, keys_by_4);
-    u32 offset = d.offset;
-    if (d.counter != nullptr) offset += __ldg(d.counter);
+    u32 offset = d->offset;
+    if (d->counter != nullptr) offset += __ldg(d->counter);
     const u64 two = times(1, high(one) ^ offset ^ key(0, 1));
     const u64 three = times(0, high(two) ^ static_cast<u32>(times(1, bh)) ^ key(1, 0));
     return {static_cast<u32>(one), static_cast<u32>(two) ^ key(2, 0), high(three),
@@ -58,7 +76,7 @@ struct PhiloxRounds {
     u32 c[4] = {high(product) ^ keys.third, static_cast<u32>(product),
                 query.third ^ keys.third_high, keys.third_low};
 #pragma unroll
-    for (int round = 3; round < PhiloxKeys::kRounds; ++round) {
+    for (int round = kOwn; round < PhiloxKeys::kRounds; ++round) {
       const u64 product0 = times(0, c[0]), product1 = times(1, c[2]);
       c[0] = high(product1) ^ c[1] ^ key(round, 0);
       c[1] = static_cast<u32>(product1);
@@ -69,13 +87,13 @@ struct PhiloxRounds {
       // By the integer pipe alone, where sums of 64 bits take turns at the multiplier.
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        if (c[word] > d.limit) kept |= 1U << (first + word);
+        if (c[word] > d->limit) kept |= 1U << (first + word);
       }
       return;
     }
     // A sum of 64 bits: its low half carries where the word is above the limit, its high half
     // doubles what was there. Two instructions a word.
-    const u32 above = ~d.limit;
+    const u32 above = ~d->limit;
 #pragma unroll
     for (int word = 3; word >= 0; --word) {
       // NOTE: opaque, or the compiler multiplies once more for the low half of a product.
@@ -88,7 +106,8 @@ struct PhiloxRounds {
 
 /// One counter's: bit w says whether word w is above the limit.
 __forceinline__ u32 kept_words(const DropoutBits& d, u32 keys_by_4, u32 query, u32 bh) {
-  const PhiloxRounds<false> rounds(d);
+  PhiloxRounds<RoundKeys::parameters> rounds;
+  rounds.enter(d);
   u32 kept = 0;
   rounds.shift_in(kept, rounds.of_keys(keys_by_4, bh), rounds.of_query(query, bh));
   return kept;
@@ -101,8 +120,9 @@ constexpr int group_of(int tiles) {
   return group;
 }
 
+/// Nothing between products.
 struct NoCall {
-  __forceinline__ void operator()(int /*group*/) const {}
+  __forceinline__ void operator()(int /*product*/) const {}
 };
 
 /// Counters that a lane works out beside one another, at most `most`.
@@ -111,103 +131,120 @@ constexpr int abreast_of(int group, int most) {
   return most;
 }
 
-/// Which elements of a fragment of kM x kN accumulator tiles are kept: all of them unless kOn. Rows
-/// are queries and columns keys, or with kTransposed keys and queries. Made by all lanes of a warp
-/// together. `kMost`: counters of a lane at a time. `kShared`: the words of keys are worked out
-/// once for all rows, by way of kKeyBytes of shared memory of the warp's own. `kStraight`:
-/// without a branch. `kTests`: of PhiloxRounds, beside kStraight.
+/// Makes the bits of a fragment of kM x kN accumulator tiles. Rows are queries and columns keys, or
+/// with kTransposed keys and queries. Done by all lanes of a warp together. `kMost`: counters of a
+/// lane at a time. `kShared`: the words of keys are worked out once for all rows, by way of
+/// kKeyBytes of shared memory of the warp's own. `kTests`: of PhiloxRounds. `kHolds`: it outlives a
+/// fragment, with the keys of the rounds and the words of one row of tiles in registers.
 ///
 /// The words of a counter belong to four neighbouring keys. In every tile four lanes need words of
 /// the same four counters: each works out one, and they exchange what they found, a bit a word,
 /// eight tiles at a time.
-template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false,
-          bool kStraight = false, bool kTests = false>
-struct KeptPairs {
-  static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles);
+template <bool kTransposed, int kM, int kN, int kMost, bool kShared, bool kTests = false,
+          bool kHolds = false>
+struct KeptMaker {
+  static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles), kGroups = kTiles / kGroup;
   static constexpr int kAbreast = abreast_of(kGroup, kMost), kEach = kGroup / kAbreast;
-  static constexpr int kKeyBytes = 32 * kN;
+  static constexpr int kKeyBytes = 32 * kN, kWordBytes = 128;
+  static constexpr bool kOneRow = kN % kGroup == 0;  ///< a group has one row of tiles
   static_assert(kTiles % kGroup == 0);
   static_assert(!kShared || (!kTransposed && kN % kGroup == 0));
-  static_assert(!kTests || kStraight);
-  using Rounds = PhiloxRounds<kTransposed, kTests>;
+  static_assert(!kHolds || (!kTransposed && kM == 1));
+  static constexpr RoundKeys kKeys = kHolds        ? RoundKeys::held
+                                     : kTransposed ? RoundKeys::first
+                                                   : RoundKeys::parameters;
+  using Rounds = PhiloxRounds<kKeys, kTests>;
   using KeyWords = typename Rounds::KeyWords;
   using QueryWords = typename Rounds::QueryWords;
 
-  u32 bits[kTiles / kGroup];  ///< element e of tile x of a group: bit 4 x + e
+  Rounds rounds;
+  u32 bh;
+  int row0, col0, lane;
+  u32 place;  ///< of the words of keys
+  KeyWords keys;
+  QueryWords query;
+  u32 mine[kAbreast];
 
-  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `bh`: b * Hq + h; `place`: of the
-  /// words of keys. `behind` is called with the number of each group that has been made.
-  template <class Behind = NoCall>
-  __forceinline__ KeptPairs(const DropoutBits& d, int bh, int row0, int col0, int thread_lane,
-                            u32 place = 0, Behind behind = {}) {
-    if constexpr (kOn) {
-      const int lane = opaque(thread_lane);
-      const Rounds rounds(d);
-      const auto of = static_cast<u32>(bh);
-      if constexpr (kShared) place_keys(rounds, of, col0, lane, place);
+  /// `first_row`: of the fragment, as first_col of enter_columns() a multiple of 8; `of`: b * Hq +
+  /// h.
+  __forceinline__ void enter_rows(const DropoutBits& d, int of, int first_row, int thread_lane,
+                                  u32 key_place) {
+    rounds.enter(d);
+    bh = static_cast<u32>(of);
+    row0 = first_row;
+    lane = opaque(thread_lane);
+    place = key_place;
+  }
+  /// kHolds, behind enter_rows(): what is kept of a row of tiles. `zero`: of PhiloxRounds::hold().
+  __forceinline__ void hold(u32 zero) {
+    rounds.hold(zero);
+    take_row(0);
+  }
+  __forceinline__ void enter_columns(int first_col) {
+    col0 = first_col;
+    if constexpr (kShared) place_keys();
+  }
+  __forceinline__ void begin(int group) {
+    if constexpr (kOneRow && !kHolds) take_row(group * kGroup);
 #pragma unroll
-      for (int group = 0; group < kTiles / kGroup; ++group) {
-        // What belongs to the lane's row, where a group has one row of tiles.
-        constexpr bool kOneRow = kN % kGroup == 0;
-        KeyWords keys;
-        QueryWords query;
-        const auto take_row = [&](int tile) {
-          if constexpr (kTransposed) {
-            keys = rounds.of_keys(key_of(row0 + tile / kN * 16, 0, lane) / 4, of);
-          } else {
-            query = rounds.of_query(query_of(row0 + tile / kN * 16, 0, lane), of);
-          }
-        };
-        if constexpr (kOneRow) take_row(group * kGroup);
-        u32 mine[kAbreast] = {};
-        // NOTE: a loop for the machine too: unrolled it is most of the kernel.
-        constexpr int kUnrolled = kStraight ? kEach : 1;
+    for (int i = 0; i < kAbreast; ++i) mine[i] = 0;
+  }
+  /// The x-th of the kEach counters of each that is worked out at a time.
+  __forceinline__ void make(int group, int x) {
+#pragma unroll
+    for (int i = 0; i < kAbreast; ++i) {
+      const int tile = group * kGroup + i * kEach + x, col = col0 + tile % kN * 8;
+      if constexpr (!kOneRow) take_row(tile);
+      if constexpr (kTransposed) {
+        query = rounds.of_query(query_of(0, col, lane), bh);
+      } else if constexpr (kShared) {
+        keys = placed_keys(place + (tile % kN * 2 + lane % 4 / 2) * 16);
+      } else {
+        keys = rounds.of_keys(key_of(0, col, lane) / 4, bh);
+      }
+      rounds.shift_in(mine[i], keys, query, 4 * x);
+    }
+  }
+  /// Transposed, one counter at a time: what has been made of a group is left for the other lanes,
+  /// in kWordBytes of shared memory of the warp's own at `place`. NOTE: where it is left of half a
+  /// group too, the counters stay ahead of the wait for products that stands behind it.
+  __forceinline__ void hand_over() const {
+    __syncwarp();
+    const u32 e = static_cast<u32>(lane / 4 % 4);
+    store_shared_4(words_of_lane() + 4 * e, mine[0]);
+    __syncwarp();
+  }
+  /// Once the last of a group has been left: its bits.
+  __forceinline__ u32 taken() const {
+    const Bytes16 words = load_shared_16(words_of_lane());
+    const u32 shift = static_cast<u32>(lane / 4 % 4), mask = 0x11111111U;
+    return (words.x >> shift & mask) | (words.y >> shift & mask) << 1 |
+           (words.z >> shift & mask) << 2 | (words.w >> shift & mask) << 3;
+  }
+  /// The bits of a group whose counters have been made: element e of its tile x has bit 4 x + e.
+  __forceinline__ u32 end() const {
+    u32 all = mine[0];
+#pragma unroll
+    for (int i = 1; i < kAbreast; ++i) all |= mine[i] << (4 * kEach * i);
+    return exchange(all, lane);
+  }
+  /// All of it. `kStraight`: without a branch.
+  template <bool kStraight>
+  __forceinline__ u32 group_bits(int group) {
+    static_assert(!kTests || kStraight);
+    begin(group);
+    // NOTE: a loop for the machine too: unrolled it is most of the kernel.
+    constexpr int kUnrolled = kStraight ? kEach : 1;
 #pragma unroll kUnrolled
-        for (int x = kEach - 1; x >= 0; --x) {
-#pragma unroll
-          for (int i = 0; i < kAbreast; ++i) {
-            const int tile = group * kGroup + i * kEach + x, col = col0 + tile % kN * 8;
-            if constexpr (!kOneRow) take_row(tile);
-            if constexpr (kTransposed) {
-              query = rounds.of_query(query_of(0, col, lane), of);
-            } else if constexpr (kShared) {
-              keys = placed_keys(place + (tile % kN * 2 + lane % 4 / 2) * 16);
-            } else {
-              keys = rounds.of_keys(key_of(0, col, lane) / 4, of);
-            }
-            rounds.shift_in(mine[i], keys, query, 4 * x);
-          }
-        }
-        u32 all = mine[0];
-#pragma unroll
-        for (int i = 1; i < kAbreast; ++i) all |= mine[i] << (4 * kEach * i);
-        bits[group] = exchange(all, lane);
-        behind(group);
-      }
-    }
-  }
-
-  __forceinline__ bool operator()(int m, int n, int e) const {
-    const int tile = m * kN + n;
-    return (bits[tile / kGroup] >> (4 * (tile % kGroup) + e) & 1U) != 0;
-  }
-  /// What is kept is multiplied by `scale`, the rest becomes 0.
-  __forceinline__ void drop(Acc (&S)[kM][kN], float scale) const {
-    if constexpr (kOn) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            S[m][n][e] = (*this)(m, n, e) ? S[m][n][e] * scale : 0.0F;
-          }
-        }
-      }
-    }
+    for (int x = kEach - 1; x >= 0; --x) make(group, x);
+    return end();
   }
 
  private:
+  /// Of the four lanes that need the same words.
+  __forceinline__ u32 words_of_lane() const {
+    return place + static_cast<u32>(lane % 4 + lane / 16 * 4) * 16;
+  }
   // One of the elements e whose words this lane makes in the tile whose corner is (row, col): its
   // query and its first key. A query and a key each need but the coordinate that it runs along.
   static __forceinline__ u32 query_of(int row, int col, int lane) {
@@ -218,9 +255,17 @@ struct KeptPairs {
     const int g = lane / 4, t = lane % 4;
     return static_cast<u32>(kTransposed ? row + 8 * (g / 2 % 2) + g / 4 * 4 : col + t / 2 * 4);
   }
+  /// What belongs to the lane's row.
+  __forceinline__ void take_row(int tile) {
+    const int row = row0 + tile / kN * 16;
+    if constexpr (kTransposed) {
+      keys = rounds.of_keys(key_of(row, 0, lane) / 4, bh);
+    } else {
+      query = rounds.of_query(query_of(row, 0, lane), bh);
+    }
+  }
   /// Those of all columns, a lane each, once all lanes have read what lay there.
-  static __forceinline__ void place_keys(const Rounds& rounds, u32 bh, int col0, int lane,
-                                         u32 place) {
+  __forceinline__ void place_keys() const {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2 * kN; i += 32) {
@@ -258,6 +303,51 @@ struct KeptPairs {
   }
   static __forceinline__ u32 shuffle(u32 x, int lane) {
     return static_cast<u32>(__shfl_sync(~0U, static_cast<int>(x), lane));
+  }
+};
+
+/// Which elements of a fragment are kept: all of them unless kOn. `kStraight`: made without a
+/// branch. The others: of KeptMaker.
+template <bool kOn, bool kTransposed, int kM, int kN, int kMost = 2, bool kShared = false,
+          bool kStraight = false>
+struct KeptPairs {
+  using Maker = KeptMaker<kTransposed, kM, kN, kMost, kShared, kStraight>;
+  static constexpr int kGroup = Maker::kGroup;
+
+  u32 bits[Maker::kGroups];  ///< of each group: see KeptMaker::end()
+
+  /// `row0`, `col0`: of the fragment's corner, multiples of 8; `bh`: b * Hq + h; `place`: of the
+  /// words of keys.
+  __forceinline__ KeptPairs(const DropoutBits& d, int bh, int row0, int col0, int lane,
+                            u32 place = 0) {
+    if constexpr (kOn) {
+      Maker maker;
+      maker.enter_rows(d, bh, row0, lane, place);
+      maker.enter_columns(col0);
+#pragma unroll
+      for (int group = 0; group < Maker::kGroups; ++group)
+        bits[group] = maker.template group_bits<kStraight>(group);
+    }
+  }
+
+  __forceinline__ bool operator()(int m, int n, int e) const {
+    const int tile = m * kN + n;
+    return (bits[tile / kGroup] >> (4 * (tile % kGroup) + e) & 1U) != 0;
+  }
+  /// What is kept is multiplied by `scale`, the rest becomes 0.
+  __forceinline__ void drop(Acc (&S)[kM][kN], float scale) const {
+    if constexpr (kOn) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            S[m][n][e] = (*this)(m, n, e) ? S[m][n][e] * scale : 0.0F;
+          }
+        }
+      }
+    }
   }
 };
 

@@ -196,18 +196,18 @@ TEST(Sm90Options, TheMainKernelSumsTheGradientOfABiasOfPairs) {
   EXPECT_FALSE(sums("b1 h1 s512 d64 bf16 bias=1,1,q,k:bf16")) << "two planes";
 }
 
-TEST(Sm90Options, TilesOf128x128MakeDropoutsBitsInTheirTurns) {
+TEST(Sm90Options, TilesOf128x128MakeDropoutsBitsBetweenProducts) {
   for (const char* dims : {"d64", "d96", "d128"}) {
     const std::string line = std::string("b1 h16 s8192 bf16 dropout=0.1 ") + dims;
     for (const char* more : {"", " causal", " causal sink mask=1,1,q,k", " bias=1,1,q,k"}) {
       const fwd_sm90::Config config = forward_config(line + more);
       EXPECT_EQ(config.shape.warpgroups, 2) << line << more;
-      EXPECT_TRUE(config.schedule.bits_in_turn && goes_together(config)) << line << more;
+      EXPECT_TRUE(config.schedule.bits_between && goes_together(config)) << line << more;
     }
   }
   EXPECT_EQ(forward_config("b1 h16 s8192 d64 bf16").shape.warpgroups, 3);
-  EXPECT_FALSE(forward_config("b1 h16 s8192 d256 bf16 dropout=0.1").schedule.bits_in_turn);
-  EXPECT_FALSE(forward_config("b1 h16 s8192 d128 bf16").schedule.bits_in_turn);
+  EXPECT_FALSE(forward_config("b1 h16 s8192 d256 bf16 dropout=0.1").schedule.bits_between);
+  EXPECT_FALSE(forward_config("b1 h16 s8192 d128 bf16").schedule.bits_between);
 }
 
 TEST(Sm90Options, AMaskOfPairsTakesTilesOf128Keys) {

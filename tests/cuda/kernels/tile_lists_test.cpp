@@ -298,6 +298,56 @@ TEST(TileLists, ATileOfTwoListsSeesBoth) {
   }
 }
 
+// An H200 took 0.2345 ms by flash_fwd_sm80 and 0.2544 ms by flash_fwd_sm90 for twice the pairs.
+TEST(TileLists, FewBlocksOf64InForward) {
+  for (const char* line : {"b2 h32 s8192 d64 bf16 blocks=64,64:1,h:0.046875",
+                           "b1 h32 s16384 d64 bf16 blocks=64,64:1,h:0.05"}) {
+    const Problem p = problem(line);
+    EXPECT_EQ(choose(p, machine(90), {}, kernel_table()).kernel, "flash_fwd_sm90") << line;
+  }
+}
+
+// Rows of tiles are as many for each sequence as for the longest. Those beyond its end take no
+// time, so that 15 sequences of 64 queries beside one of 8,192 cost little.
+TEST(TileLists, ShortSequencesCostLittle) {
+  const Hardware hopper = machine(90);
+  std::string lengths = "8192";
+  for (int n = 0; n < 15; ++n) lengths += ",64";
+  const std::string list = " h16 d128 bf16 blocks=64,64:1,h:0.25";
+  const Cost packed = cost_by(kFlashForwardSm90, problem("packed=" + lengths + list), hopper);
+  const Cost alone = cost_by(kFlashForwardSm90, problem("packed=8192" + list), hopper);
+  EXPECT_LT(packed.ms, 1.25 * alone.ms);
+  EXPECT_GT(packed.ms, alone.ms);
+}
+
+// An H200, 2 x 8,192 tokens of hidden 2048 (lists-sm90-tried.csv, 08:20).
+Hardware h200() {
+  Hardware m = machine(90);
+  m.matrix_tflops = 1070.5;
+  m.float32_tflops = 66.9;
+  m.bandwidth_gbps = 4800.0;
+  return m;
+}
+TEST(TileLists, TwoPassesTakeTheListsTime) {
+  struct Timed {
+    const char* line;
+    double ms;
+  };
+  for (const Timed& timed : {Timed{"h32 d64 blocks=128,128:1,h:0.25", 3.0494},
+                             {"h32 d64 blocks=128,128:1,h:0.09375", 1.2887},
+                             {"h32 d64 blocks=64,64:1,h:0.25", 6.3175},
+                             {"h32 d64 blocks=64,64:1,h:0.1015625", 2.9864},
+                             {"h16 d128 blocks=128,128:1,h:0.25", 2.8905},
+                             {"h16 d128 blocks=128,128:1,h:0.09375", 1.202},
+                             {"h16 d128 blocks=64,64:1,h:0.25", 3.8296},
+                             {"h16 d128 blocks=64,64:1,h:0.1015625", 1.7603}}) {
+    const std::string line = "b2 s8192 bf16 deterministic " + std::string(timed.line);
+    const double ms = cost_by(kFlashBackwardTwoPassSm80, problem(line, Pass::backward), h200()).ms;
+    EXPECT_GT(ms, 0.75 * timed.ms) << line;
+    EXPECT_LT(ms, 1.15 * timed.ms) << line;
+  }
+}
+
 TEST(TileLists, OfMaskFunctions) {
   const std::string mask = " mask_expr='doc[i] == doc[j] & i >= j' captures='doc:i32[Sk]=j // 100'";
   const Hardware hopper = machine(90);

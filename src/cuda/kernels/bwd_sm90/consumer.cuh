@@ -124,7 +124,8 @@ struct Consumer {
   }
 
   // ---- products, issued: steps.cuh
-  void issue_dp();
+  template <class Between = NoCall>
+  void issue_dp(Between between = {});
   template <int kColumns, int kWords>
   void load_operand(u32 (&to)[kWords], u32 from) const;
   template <int kWords>

@@ -87,11 +87,9 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
   if (p.block_list.defined()) {
     // Tiles of keys are not at the same queries at the same time: one waits for another.
     if (p.deterministic) return "block lists with deterministic are left to flash_bwd_twopass_sm80";
-    // delta of listed rows comes from a rounded O, which dropout scales.
+    // bwd_packed_delta knows no lists.
     if (p.packed && bwd_tiles::is_tiny(p))
       return "small packed problems beside a block list are left to flash_bwd_sm80";
-    if (drops(p) && bwd_tiles::is_tiny(p))
-      return "small problems with dropout beside a block list are left to flash_bwd_sm80";
     if (std::max(p.head_dim, p.head_dim_v) > 128)
       return "block lists above head dim 128 are not supported by this kernel";
     reason = tile_lists_refusal(p);
@@ -121,13 +119,11 @@ std::string bwd_sm90_refusal(const Problem& p, const Hardware& machine) {
 namespace {
 
 /// Whether rounding of O would show in delta: besides where it does in any row, in a small problem
-/// whose mask leaves some rows few keys, or where sums over rows are asked for. Sums over the rows
-/// of a large one even out. Not beside a list: no case has shown that rounding there.
+/// whose mask or list leaves some rows few keys, or where sums over rows are asked for. Sums over
+/// the rows of a large one even out.
 bool refines(const Problem& p, const Config& config) {
-  if (p.precision == Precision::refined) return true;
-  if (config.listed()) return false;
-  if (bwd_tiles::is_tiny(p)) return true;
-  const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask;
+  if (p.precision == Precision::refined || bwd_tiles::is_tiny(p)) return true;
+  const bool hides = config.mask != bwd_sm90::Mask::none || config.options.mask || config.listed();
   return config.two_plane && (hides || p.dsinks.defined());
 }
 /// Gradients of captured tensors that the kernel's sums by i - j give.
@@ -238,10 +234,10 @@ double predicted_ms(const Problem& p, const Config& config, const Beside& beside
 
 Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
   std::string reason = bwd_sm90_refusal(p, machine);
-  const bool passes = row.config != nullptr;
-  if (reason.empty() && passes) reason = bwd_sm90_passing_refusal(p);
+  const auto* trial = static_cast<const bwd_sm90::PassingTrial*>(row.config);
+  if (reason.empty() && trial != nullptr) reason = bwd_sm90_passing_refusal(p);
   if (!reason.empty()) return reason;
-  const Config config = passes ? bwd_sm90_passing_config(p) : bwd_sm90_config(p);
+  const Config config = trial != nullptr ? bwd_sm90_passing_config(p, *trial) : bwd_sm90_config(p);
   const Beside beside(p, config);
   Cost cost;
   cost.block_m = config.shape.block_m;
@@ -403,19 +399,36 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
                                                     : "";
 }
 
-constexpr bool kPasses = true;
+std::string passing_on_trial(const KernelRow& row, const Problem& /*p*/) {
+  const auto& trial = *static_cast<const bwd_sm90::PassingTrial*>(row.config);
+  return trial == bwd_sm90::PassingTrial{} ? "" : "no card has run it";
+}
+
+constexpr bwd_sm90::PassingTrial kPlain, kByWarp = {.by_warp = true},
+                                         kUnder = {.by_warp = true, .dv_under = true};
+
+constexpr KernelRow passing_row(const char* name, const char* summary,
+                                const bwd_sm90::PassingTrial& trial) {
+  return {.name = name,
+          .implementation = "flash",
+          .device = DeviceType::cuda,
+          .pass = Pass::backward,
+          .summary = summary,
+          .prepare = prepare,
+          .run = run,
+          .config = &trial,
+          .on_trial = passing_on_trial};
+}
 
 }  // namespace
 
-const KernelRow kFlashBackwardPassingSm90 = {
-    .name = "flash_bwd_passing_sm90",
-    .implementation = "flash",
-    .device = DeviceType::cuda,
-    .pass = Pass::backward,
-    .summary = "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA",
-    .prepare = prepare,
-    .run = run,
-    .config = &kPasses};
+const KernelRow kFlashBackwardPassingSm90 =
+    passing_row("flash_bwd_passing_sm90",
+                "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA", kPlain);
+const KernelRow kFlashBackwardPassingWarpSm90 = passing_row(
+    "flash_bwd_passing_warp_sm90", "flash_bwd_passing_sm90 whose copies a warp makes", kByWarp);
+const KernelRow kFlashBackwardPassingUnderSm90 = passing_row(
+    "flash_bwd_passing_under_sm90", "flash_bwd_passing_warp_sm90 that sums dV under dS", kUnder);
 
 const KernelRow kFlashBackwardSm90 = {
     .name = "flash_bwd_sm90",

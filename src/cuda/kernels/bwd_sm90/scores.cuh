@@ -14,7 +14,9 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_placed()> {
+struct Scores : HeldOptions<kConfig.options.any()>,
+                HeldPlaced<kConfig.tells_placed()>,
+                HeldMaker<kConfig.bits_between()> {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n,
                        kD = kConfig.head_dim;
   static constexpr Element kElement = kConfig.element;
@@ -161,18 +163,6 @@ struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_pla
   /// Dropout's bits of a block are made under the products that its scores come from, in straight
   /// code, which may lie between products and their wait.
   static constexpr bool kDropsAhead = kConfig.options.dropout && !kConfig.two_plane;
-  /// Makes dropout's bits of a block of queries of a head (of the whole batch).
-  __forceinline__ void take_dropout(int of_bh, int of_block) {
-    if constexpr (kConfig.options.dropout) {
-      const int head = of_bh - entry_of<kConfig>(worker.job) * worker.args.heads_q;
-      constexpr int kAbreast = kD + kConfig.head_dim_v <= 128 ? 4 : 2;
-      const KeptPairs<true, true, 1, kM / 8, kAbreast, false, kDropsAhead> made(
-          this->options->dropout, worker.job.batch * worker.args.heads_q + head,
-          key_row() - worker.lane / 4, of_block * kM, worker.lane);
-#pragma unroll
-      for (int i = 0; i < kM / 64; ++i) this->kept[i] = made.bits[i];
-    }
-  }
   /// Calls `drop` with the number of each of the thread's scores that is dropped.
   /// NOTE: opaque, or each test looks for its bit in what the lanes exchanged.
   template <class Drop>
@@ -230,8 +220,9 @@ struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_pla
     if constexpr (kConfig.logits.alibi && kM == 64 && !kConfig.large_dim()) return opaque(d);
     return d;
   }
-  /// (F1) S^T = K Q^T; with fold_lse S - LSE
-  __forceinline__ void issue_scores() {
+  /// (F1) S^T = K Q^T; with fold_lse S - LSE. `between` is called behind each product.
+  template <class Between = NoCall>
+  __forceinline__ void issue_scores(Between between = {}) {
     if constexpr (kConfig.fold_lse()) load_columns(rS, worker.shared.offset(worker.rQ.slot));
     if constexpr (kAddsAlibi) {
       const float raw = side * (-kLn2 * worker.args.offset_factor);
@@ -250,11 +241,13 @@ struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_pla
         if (i >= kD / 32) {
           const u32* a = rHalf + 4 * (i - kD / 32);
           Product::multiply_register_rows(rS, a[0], a[1], a[2], a[3], q + panel_step<kM>(i), 1);
+          between(i);
           continue;
         }
       }
       Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
                                kConfig.fold_lse() || i != 0);
+      between(i);
     }
     wgmma_commit();
   }

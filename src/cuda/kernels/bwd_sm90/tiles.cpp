@@ -77,23 +77,6 @@ constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
 
-/// Pairs that are listed, of those that position shows.
-double listed_density(const Problem& p) {
-  return std::clamp(visible_pairs(p) / std::max(1.0, positional_pairs(p)), 1e-6, 1.0);
-}
-/// Queries that a tile takes of a list, over those that it needs: a step is there where one of the
-/// blocks is listed that the queries of a step and the keys of a consumer or the tile have.
-double taken_over_listed(const Problem& p, const Config& config) {
-  if (!p.block_list.defined()) return 1.0;
-  const auto blocks = [](std::int64_t tile, std::int64_t block) {
-    return std::max(1.0, static_cast<double>(tile) / static_cast<double>(block));
-  };
-  const int keys = config.passes ? config.shape.block_n / 2 : config.shape.block_n;
-  const double together =
-      blocks(config.shape.block_m, p.block_list.block_q) * blocks(keys, p.block_list.block_k);
-  const double density = listed_density(p);
-  return (1.0 - std::pow(1.0 - density, together)) / density;
-}
 /// How much longer a step of a list takes. At dim 64 it is of 64 queries, as the list's blocks are.
 /// A consumer that passes over blocks does one product after the other, and the fewer it does the
 /// more it waits for the other one (an H200, five densities).
@@ -220,9 +203,10 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
-Config bwd_sm90_passing_config(const Problem& p) {
+Config bwd_sm90_passing_config(const Problem& p, const bwd_sm90::PassingTrial& trial) {
   Config config = bwd_sm90_config(p);
   config.passes = true;
+  config.trial = trial;
   // Stages let the two who compute drift apart. The next tile's K ahead gains less.
   config.shape.k_stages = 1;
   for (const int stages : {4, 3, 2}) {
@@ -235,8 +219,8 @@ Config bwd_sm90_passing_config(const Problem& p) {
 std::string bwd_sm90_passing_refusal(const Problem& p) {
   const BlockList& list = p.block_list;
   if (!list.defined() || list.block_k != 64 || list.block_q < 64)
-    return "other than lists with blocks of 64 keys and at least 64 queries is not supported by "
-           "this kernel";
+    return "problems without a list of blocks of 64 keys and at least 64 queries are not supported "
+           "by this kernel";
   if (p.packed || p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
     return "packed sequences, masks and functions are not supported by this kernel";
   if (p.dropout.p > 0.0 || bwd_tiles::is_small(p))
@@ -359,13 +343,21 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
   const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
   const double seen =
-      visible_pairs(p) / (tiles * config.shape.block_n) * taken_over_listed(p, config);
+      visible_pairs(p) / (tiles * config.shape.block_n) *
+      taken_over_listed(p, config.shape.block_m, config.shape.block_n / (config.passes ? 2 : 1));
   const double queries = std::min(seen + (cut + part_full) * group, all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
   const bool narrow = config.shape.block_m == 128;
   const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
-  const double chunk_us = narrow ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0 : 8.0;
+  // What makes rows of tiles of a list, and chunks of dim 64 beside one (an H200, 33 cells).
+  const bool listed = p.block_list.defined();
+  constexpr double kManyRows = 0x1p18, kListsUs = 40.0;
+  const double rows = static_cast<double>(p.query_rows());
+  const double lists_us = listed ? kListsUs * std::min(1.0, rows / kManyRows) : 0.0;
+  const double chunk_us = narrow                ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0
+                          : listed && dim <= 64 ? 4.0
+                                                : 8.0;
   // P and dS in two planes: the whole takes 1.41 to 1.56 times as long (one head of 256 to 1024
   // rows on an H200), 96 heads of 128 rows no longer.
   const double step_us = (dim <= 64   ? 2.15
@@ -388,7 +380,7 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double chunks_us = std::max(1.0, chunks / sms) * chunk_us;
   // Few jobs: one kind waits for the last of the one before. An estimate, not measured.
   const double chain_us = parts > 1 ? 10.0 : 0.0;
-  return 2.0 * host::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us);
+  return 2.0 * host::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us + lists_us);
 }
 
 }  // namespace tilewise::cuda

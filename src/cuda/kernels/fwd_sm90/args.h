@@ -65,9 +65,10 @@ struct Schedule {
   /// The blocks left of the tile's last row first, that one ahead, then those right of it: where
   /// scores fall off with the distance, maxima are found at once. Nothing is masked.
   bool from_diagonal = false;
-  /// Dropout: a warpgroup makes the first group of a block's bits before it passes its turn. Those
-  /// who make bits at the same time share the multiplier, and then exponentiate at the same time.
-  bool bits_in_turn = false;
+  /// Dropout: a warpgroup makes a block's bits between the products that it issues. A warp waits
+  /// for the tensor cores at each of them; behind them all, it would have nothing to wait for.
+  bool bits_between = false;
+  bool by_warp = false;  ///< on trial, Lists::whole: a warp copies K and V, a panel a lane
 
   bool operator==(const Schedule&) const = default;
 };
@@ -115,7 +116,7 @@ constexpr bool goes_together(const Config& c) {
   if (s.chain_tiles && (!chains || listed)) return false;
   if (s.ping_pong && c.shape.warpgroups < 2) return false;
   if (s.halve_cut && (!halves || hides || listed || !c.trusts_maxima())) return false;
-  if (s.bits_in_turn && (!c.options.dropout || !s.ping_pong)) return false;
+  if (s.bits_between && (!c.options.dropout || !s.ping_pong)) return false;
   if (c.pack_heads && (c.expressions.any() || c.options.dropout)) return false;
   if (c.pack_heads && c.lists == Lists::parts) return false;
   if (!c.shape.alone() && c.paged()) return false;

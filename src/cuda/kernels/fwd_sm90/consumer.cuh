@@ -128,8 +128,9 @@ struct Consumer {
 
   // ---- scores
 
-  /// (F1) S = Q K^T, issued
-  __forceinline__ void issue_scores() {
+  /// (F1) S = Q K^T, issued. `between` is called behind each product with its number.
+  template <class Between = NoCall>
+  __forceinline__ void issue_scores(Between between = {}) {
     const u64 q = kConfig.shape.q_buffers == 1 ? dQ : dQ + rQ.slot * (kPlan.q_buffer / 16);
     const u64 k = dK + rK.slot * (kPlan.k_stage / 16);
     wgmma_fence();
@@ -138,6 +139,7 @@ struct Consumer {
       ScoreProduct::multiply_shared(
           scores.rS, q + (i / 4) * (SharedPlan::kPanel / 16) + (i % 4) * kStepColumns,
           k + (i / 4) * (kBlockN * kPanelRowBytes / 16) + (i % 4) * kStepColumns, i != 0);
+      between(i);
     }
     wgmma_commit();
   }
@@ -183,14 +185,16 @@ struct Consumer {
 
   // ---- accumulate
 
-  /// (F10) O += P V, issued
-  __forceinline__ void issue_values() {
+  /// (F10) O += P V, issued. `between`: of issue_scores().
+  template <class Between = NoCall>
+  __forceinline__ void issue_values(Between between = {}) {
     const u64 v = dV + rV.slot * (kPlan.v_stage / 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kBlockN / 16; ++i) {
       ValueProduct::multiply_register(rO, rP[4 * i], rP[4 * i + 1], rP[4 * i + 2], rP[4 * i + 3],
                                       v + i * kStepRows);
+      between(i);
     }
     wgmma_commit();
   }
@@ -216,25 +220,29 @@ struct Consumer {
       scale_o();
   }
 
-  /// Scores of a block beside the values of the block before, and dropout's bits under both.
+  /// Scores of a block beside the values of the block before, and dropout's bits between or under
+  /// both.
   __forceinline__ void products(int block) {
+    BitsBetween<kConfig, Consumer> bits(*this, block);
     if constexpr (kConfig.schedule.values_first) {
       wait_v();
       wait_k();
       await_turn();
-      issue_values();
-      issue_scores();
-      take_dropout_and_pass<kConfig>(*this, block);
+      issue_values([&](int i) { bits.template make<0, kBlockN / 16>(i); });
+      issue_scores([&](int i) { bits.template make<1, kD / 16>(i); });
+      pass_turn();
+      bits.finish();
       finish_values();
       pin(scores.rS);
       return;
     }
     wait_k();
     await_turn();
-    issue_scores();
+    issue_scores([&](int i) { bits.template make<0, kD / 16>(i); });
     wait_v();
-    issue_values();
-    take_dropout_and_pass<kConfig>(*this, block);
+    issue_values([&](int i) { bits.template make<1, kBlockN / 16>(i); });
+    pass_turn();
+    bits.finish();
     wgmma_wait<1>();  // S; O is still being summed
     pin(scores.rS);
   }

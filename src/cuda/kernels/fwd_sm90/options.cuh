@@ -56,35 +56,67 @@ __forceinline__ void take_tree(Consumer& c, const int (&rows)[2], int column) {
   }
 }
 
-/// Makes dropout's bits of a block. Straight code: no branch may lie between products and their
-/// wait, or ptxas serialises them. `behind`: of KeptPairs.
-template <Config kConfig, class Consumer, class Behind = NoCall>
-__forceinline__ void take_dropout(Consumer& c, int n, Behind behind = {}) {
-  if constexpr (kConfig.options.dropout) {
-    const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
-    const typename Scores<kConfig>::Kept made(
-        c.scores.options->dropout, c.tile.batch * c.args.heads_q + c.tile.head,
-        c.group_query() + c.warp * 16, key, c.lane,
-        c.shared.base + Consumer::kPlan.dropout +
-            (c.warpgroup * 4 + c.warp) * Scores<kConfig>::Kept::kKeyBytes,
-        behind);
-#pragma unroll
-    for (int i = 0; i < Consumer::kScores / Scores<kConfig>::kPerWord; ++i)
-      c.scores.kept[i] = made.bits[i];
-  }
-}
-/// The same of a step whose products have been issued, and the pass of its turn.
+/// Shared memory of a warp for dropout's words of keys.
 template <Config kConfig, class Consumer>
-__forceinline__ void take_dropout_and_pass(Consumer& c, int n) {
-  if constexpr (kConfig.schedule.bits_in_turn) {
-    take_dropout<kConfig>(c, n, [&](int group) {
-      if (group == 0) c.pass_turn();
-    });
-  } else {
-    c.pass_turn();
-    take_dropout<kConfig>(c, n);
+__forceinline__ u32 dropout_place(const Consumer& c) {
+  return c.shared.base + Consumer::kPlan.dropout +
+         (c.warpgroup * 4 + c.warp) * SharedPlan::dropout_warp(kConfig);
+}
+/// Makes dropout's bits of a block. Straight code: no branch may lie between products and their
+/// wait, or ptxas serialises them.
+template <Config kConfig, class Consumer>
+__forceinline__ void take_dropout(Consumer& c, int n) {
+  using Scores = Scores<kConfig>;
+  if constexpr (kConfig.options.dropout) {
+    const int bh = c.tile.batch * c.args.heads_q + c.tile.head, row = c.group_query() + c.warp * 16;
+    const int key = block_at<kConfig>(c, n) * kConfig.shape.block_n;
+    const tile::DropoutBits& bits = c.scores.options->dropout;
+    const u32 place = dropout_place<kConfig>(c);
+    if constexpr (kConfig.schedule.bits_between) {
+      auto& maker = c.scores.maker;
+      maker.enter_rows(bits, bh, row, c.lane, place);
+      maker.hold(static_cast<u32>(c.lane) * c.scores.options->zero);
+      maker.enter_columns(key);
+#pragma unroll
+      for (int i = 0; i < Scores::Maker::kGroups; ++i)
+        c.scores.kept[i] = maker.template group_bits<true>(i);
+    } else {
+      const typename Scores::Kept made(bits, bh, row, key, c.lane, place);
+#pragma unroll
+      for (int i = 0; i < Consumer::kScores / Scores::kPerWord; ++i)
+        c.scores.kept[i] = made.bits[i];
+    }
   }
 }
+
+/// Dropout's bits of a block whose products are being issued, a tile's second or a later one.
+/// Without bits_between they are made behind them.
+template <Config kConfig, class Consumer>
+struct BitsBetween {
+  Consumer& c;
+  int n;
+
+  __forceinline__ BitsBetween(Consumer& consumer, int block) : c(consumer), n(block) {
+    if constexpr (kConfig.schedule.bits_between)
+      c.scores.maker.enter_columns(block_at<kConfig>(c, n) * kConfig.shape.block_n);
+  }
+  /// Behind the i-th of kProducts: its share of a group's counters.
+  template <int kGroup, int kProducts>
+  __forceinline__ void make(int i) {
+    if constexpr (kConfig.schedule.bits_between) {
+      auto& maker = c.scores.maker;
+      constexpr int kEach = Scores<kConfig>::Maker::kEach;
+      if (i == 0) maker.begin(kGroup);
+#pragma unroll
+      for (int x = kEach * i / kProducts; x < kEach * (i + 1) / kProducts; ++x)
+        maker.make(kGroup, x);
+      if (i == kProducts - 1) c.scores.kept[kGroup] = maker.end();
+    }
+  }
+  __forceinline__ void finish() {
+    if constexpr (!kConfig.schedule.bits_between) take_dropout<kConfig>(c, n);
+  }
+};
 
 /// Where the warp's rows and a block of keys lie in tensors of pairs.
 template <Config kConfig, class Consumer>

@@ -38,10 +38,21 @@ struct HeldOptions<true> {
   u32 kept[2];    ///< dropout: of the thread's scores, a bit for each of `kPerWord`
 };
 
+/// And of dropout, where its bits are made between products, one counter of a lane at a time.
+template <int kBlockN, bool kAny>
+struct HeldMaker {};
+template <int kBlockN>
+struct HeldMaker<kBlockN, true> {
+  using Maker = KeptMaker<false, 1, kBlockN / 8, 1, true, true, true>;
+  Maker maker;
+};
+
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
-struct Scores : HeldOptions<kConfig.options.any()>, HeldCut<kConfig.shows_cut()> {
+struct Scores : HeldOptions<kConfig.options.any()>,
+                HeldCut<kConfig.shows_cut()>,
+                HeldMaker<kConfig.shape.block_n, kConfig.schedule.bits_between> {
   static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
@@ -267,8 +278,7 @@ struct Scores : HeldOptions<kConfig.options.any()>, HeldCut<kConfig.shows_cut()>
       }
     }
   }
-  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true,
-                         kConfig.schedule.bits_in_turn>;
+  using Kept = KeptPairs<kConfig.options.dropout, false, 1, kBlockN / 8, 5, true, true>;
   /// Scores of a word of `kept`.
   static constexpr int kPerWord = 4 * Kept::kGroup;
   /// (F10) Z P of what has been summed; 1 / (1 - p) comes at the end.

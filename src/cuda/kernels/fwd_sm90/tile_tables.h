@@ -75,16 +75,16 @@ inline constexpr Sm90Tile kTiles256[] = {
 // it. Keys by 128, by 64 where blocks of keys are smaller or dims larger.
 inline constexpr Schedule kApart128 = {
     .ping_pong = false, .skip_blocks = false, .lazy_rescale = false};
-inline constexpr Sm90Tile kLists64[] = {{shape(2, 128, 4), {2.0, 0.85}, {2.0, 0.9}, kListed},
+inline constexpr Sm90Tile kLists64[] = {{shape(2, 128, 4), {1.7, 0.962}, {1.7, 1.0}, kListed},
                                         {shape(2, 64, 6), {2.0, 0.5}, {2.0, 0.55}, kListed}};
-inline constexpr Sm90Tile kLists128[] = {{shape(2, 128, 2), {2.1, 1.284}, {2.1, 1.35}, kSquare},
+inline constexpr Sm90Tile kLists128[] = {{shape(2, 128, 2), {2.8, 1.297}, {2.8, 1.35}, kSquare},
                                          {shape(2, 64, 4), {2.1, 0.7}, {2.1, 0.75}, kSquare}};
 // Blocks of 64 queries: a tile of its own for each, and several blocks of the kernel on a
 // multiprocessor, one of which computes while another waits.
 inline constexpr Sm90Tile kListsAlone64 = {
-    resident(3, o_in_q(shape(1, 64, 4))), {4.8, 0.755}, {4.8, 0.8}, kAlone};
+    resident(3, o_in_q(shape(1, 64, 4))), {2.7, 0.71}, {2.7, 0.75}, kAlone};
 inline constexpr Sm90Tile kListsAlone128 = {
-    resident(2, o_in_q(shape(1, 64, 3))), {5.8, 0.816}, {5.8, 0.85}, kAlone};
+    resident(2, o_in_q(shape(1, 64, 3))), {3.9, 0.752}, {3.9, 0.8}, kAlone};
 // Smaller blocks: rows of 64 list different tiles of keys. Nobody takes turns, many stages let one
 // warpgroup go ahead of the other. Where scores are modified there are no registers for two row
 // blocks of a warpgroup, nor for two blocks of the kernel.
@@ -98,17 +98,22 @@ inline constexpr Sm90Tile kLists256[] = {
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kListed},
     {fewer_values(o_in_q(shape(2, 64, 3))), {4.3, 1.3}, {4.3, 1.4}, kAlone}};
 
-// Walks what a bool mask leaves, in tiles of any size.
+// Walks what a bool mask leaves, in tiles of any size. The times are older than those of lists.
 constexpr Sm90Tile mapped(Sm90Tile tile) {
   tile.maps = true;
   return tile;
+}
+constexpr Sm90Tile mapped(Sm90Tile tile, Sm90Time full, Sm90Time masked) {
+  tile.full = full;
+  tile.masked = masked;
+  return mapped(tile);
 }
 inline constexpr Sm90Tile kMasked64[] = {mapped({shape(3, 128, 3),
                                                  {1.2, 1.228},
                                                  {0.9, 1.225},
                                                  {.skip_blocks = false, .values_first = true}}),
-                                         mapped(kLists64[0])};
-inline constexpr Sm90Tile kMasked128[] = {mapped(kLists128[0])};
+                                         mapped(kLists64[0], {2.0, 0.85}, {2.0, 0.9})};
+inline constexpr Sm90Tile kMasked128[] = {mapped(kLists128[0], {2.1, 1.284}, {2.1, 1.35})};
 inline constexpr Sm90Tile kMasked256[] = {mapped(kLists256[0])};
 
 }  // namespace tilewise::cuda::sm90_tables

@@ -93,6 +93,15 @@ QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
+/// Tiles of all heads that have queries. Of packed sequences about half of the last ones are none,
+/// and those of a list beyond a sequence's end are passed over.
+double full_tiles(const Problem& p, const Sm90Tile& tile, const QueryGrid& g) {
+  if (!p.packed) return static_cast<double>(g.heads * g.blocks);
+  const std::int64_t heads = sm90_pack_shift(p, tile) > 0 ? p.heads_k : p.heads_q;
+  const auto blocks = static_cast<double>(host::query_blocks(p, g.queries));
+  return static_cast<double>(heads) * (blocks - 0.5 * static_cast<double>(p.batch));
+}
+
 /// Blocks of keys that a tile takes, those that a diagonal cuts counted whole.
 struct TileBlocks {
   double average, longest;
@@ -152,17 +161,17 @@ double options_factor(const Problem& p, const Sm90Tile& tile) {
 double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
   const QueryGrid g = query_grid(p, tile);
-  // About half of the last row blocks of packed sequences are none.
-  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
-  const double tiles = static_cast<double>(g.heads) * (static_cast<double>(g.blocks) - none);
+  const double tiles = full_tiles(p, tile, g);
   const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
   const double blocks = of_tile.average;
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
   const bool masked = p.has_positional_mask();
-  // Under a mask a few queries at the end of many keys see nearly all of them: even tiles.
-  const bool even = !masked || (!p.packed && blocks > kEven * of_tile.longest);
+  // Under a mask a few queries at the end of many keys see nearly all of them: even tiles. A list's
+  // rows differ.
+  const bool listed = p.block_list.defined();
+  const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
   const Sm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
   const double part_us = time.fixed_us + skew * paged_us(p, tile, time.block_us) *
@@ -324,7 +333,7 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   const bool short_window = is_short_window(p) && plain && !listed;
   schedule.q_by_need = good.q_by_need && short_window;
   // Timed with tiles of 128 x 128; with 192 x 80 it did not help.
-  schedule.bits_in_turn = drops(p) && !listed && schedule.ping_pong &&
+  schedule.bits_between = drops(p) && !listed && schedule.ping_pong &&
                           config.shape.warpgroups == 2 && config.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;

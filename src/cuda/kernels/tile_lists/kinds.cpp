@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "cuda/host/common.h"
 #include "cuda/kernels/tile_lists/args.h"
+#include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "problem/blocks.h"
 
@@ -89,6 +91,21 @@ std::string tile_lists_refusal(const Problem& p, std::int64_t shared_kib) {
            " key blocks are not supported by this kernel";
   }
   return {};
+}
+
+double listed_density(const Problem& p) {
+  return std::clamp(visible_pairs(p) / std::max(1.0, positional_pairs(p)), 1e-6, 1.0);
+}
+
+double taken_over_listed(const Problem& p, std::int64_t queries, std::int64_t keys) {
+  if (!p.block_list.defined()) return 1.0;
+  const auto blocks = [](std::int64_t rows, std::int64_t block) {
+    return std::max(1.0, static_cast<double>(rows) / static_cast<double>(block));
+  };
+  const double together =
+      blocks(queries, p.block_list.block_q) * blocks(keys, p.block_list.block_k);
+  const double density = listed_density(p);
+  return (1.0 - std::pow(1.0 - density, together)) / density;
 }
 
 tile::Lists tile_lists_kind(const Problem& p, int tile_q, int tile_k) {

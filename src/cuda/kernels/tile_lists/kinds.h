@@ -26,6 +26,12 @@ bool prefers_map(const Problem& problem);
 /// block; empty when they do.
 std::string tile_lists_refusal(const Problem& problem, std::int64_t shared_kib = 128);
 
+/// Pairs that steps of `queries` x `keys` take over those that a list shows, blocks drawn at
+/// random: a step is taken where one of its blocks is listed. 1 without a list.
+double taken_over_listed(const Problem& problem, std::int64_t queries, std::int64_t keys);
+/// The share of a list's pairs among those that position shows.
+double listed_density(const Problem& problem);
+
 /// How a list's blocks and a tile of a kernel for Hopper go together.
 tile::Lists tile_lists_kind(const Problem& problem, int tile_q, int tile_k);
 /// The same for the kernels on mma.sync, which take any list bit by bit.
