@@ -20,6 +20,8 @@ constexpr std::int64_t kSharedBlockKeys = 32;  // of all heads: in the second-le
 constexpr std::int64_t kBlockBytes = 128 << 10;
 constexpr std::int64_t kMostTileRows = 128;  // of a strip
 constexpr int kPairLanes = 32;               // bfloat16 of a vector
+// Of a head: shorter rows are asked for with those of all heads.
+constexpr std::int64_t kLongRowBytes = 256;
 
 /// True when rows can be read as whole vectors where they lie.
 bool whole_rows(const Tensor& t, const Micro& micro) {
@@ -29,6 +31,11 @@ bool whole_rows(const Tensor& t, const Micro& micro) {
 /// Bytes of a key and a value of `heads` heads in bfloat16.
 std::int64_t key_bytes(const Problem& p, std::int64_t heads) {
   return 2 * heads * (p.head_dim + p.head_dim_v);
+}
+
+/// Bytes of a key of one head.
+std::int64_t row_bytes(const Problem& p) {
+  return p.head_dim * static_cast<std::int64_t>(dtype_bytes(p.dtype));
 }
 
 /// Keys of a block of bfloat16 products, of `heads` heads: a power of two. Threads do not matter.
@@ -55,7 +62,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       strip_rows(rows),
       chunk_heads(p.group()),
       chunks(1),
-      asks_by_head(best_isa() >= Isa::amx),
+      asks_by_head(best_isa() >= Isa::amx && row_bytes(p) >= kLongRowBytes),
       workers(threads) {
   const Micro& m = micro(isa);
   row_unit = bf16 ? bf16_micro(isa).reading_rows : 1;

@@ -12,10 +12,17 @@ constexpr int kTileRows = 16;
 constexpr std::ptrdiff_t kTile = kTileRows * kTileRows;       // float32 of a tile
 constexpr std::ptrdiff_t kPairTile = kTileRows * kPairLanes;  // bfloat16 of a tile
 
-/// 16 keys as a tile reads them.
+struct Place {
+  const Bf16* first;
+  std::ptrdiff_t ld;
+};
+
+/// 16 keys as tiles read them: whole vectors, and what is left of a row, filled up.
 struct TileOfKeys {
   const Bf16* first;
   std::ptrdiff_t ld;
+  const Bf16* rest;
+  std::ptrdiff_t rest_ld;
 };
 
 template <class T>
@@ -52,12 +59,19 @@ struct TileReading {
   /// `inner` columns from column i on of up to 16 rows of B: where they lie, or copied.
   static TileOfKeys tile_of_keys(int keys, int inner, const ListedBf16& b, std::ptrdiff_t i,
                                  Bf16* copy) {
-    const bool whole = keys == kTileRows && inner % kPairLanes == 0;
-    if (whole && evenly_spaced(b.at)) return {b.first + b.at[0] + i, b.at[1] - b.at[0]};
+    const std::ptrdiff_t whole = inner / kPairLanes * kPairLanes;
+    const auto copied = [&](std::ptrdiff_t from, std::ptrdiff_t ld) {
+      for (std::ptrdiff_t j = 0; j < keys; ++j) {
+        copy_row(inner - static_cast<int>(from), b.row(j) + i + from, copy + j * ld);
+      }
+    };
+    if (keys == kTileRows && whole > 0 && evenly_spaced(b.at)) {
+      if (whole < inner) copied(whole, kPairLanes);
+      return {b.first + b.at[0] + i, b.at[1] - b.at[0], copy, kPairLanes};
+    }
     const std::ptrdiff_t ld = (inner + kPairLanes - 1) / kPairLanes * kPairLanes;
-    Bf16* to = copy;
-    for (std::ptrdiff_t j = 0; j < keys; ++j, to += ld) copy_row(inner, b.row(j) + i, to);
-    return {copy, ld};
+    copied(0, ld);
+    return {copy, ld, copy + whole, ld};
   }
 
   /// 16 rows of A by N tiles of keys, over `inner` columns.
@@ -77,27 +91,26 @@ struct TileReading {
         T::template zero<Tile>();
       }
     });
-    for (std::ptrdiff_t i = 0; i < inner; i += kPairLanes, a += kPairTile) {
+    // of(keys): where 32 columns of a tile of keys begin, and their distance.
+    const auto add_columns = [&](const auto& of) __attribute__((always_inline)) {
+      const auto step = [&]<int Tile, int Keys>() __attribute__((always_inline)) {
+        const auto [from, ld] = of(keys[Tile]);
+        T::template load<Keys>(from, 2 * ld);
+        T::template dot<Tile, Keys, 6>();
+        b.ask(kPairTile);
+      };
       T::template load<6>(a, 2 * kPairLanes);
-      T::template load<4>(keys[0].first + i, 2 * keys[0].ld);
-      T::template dot<0, 4, 6>();
-      b.ask(kPairTile);
-      if constexpr (N > 1) {
-        T::template load<5>(keys[1].first + i, 2 * keys[1].ld);
-        T::template dot<1, 5, 6>();
-        b.ask(kPairTile);
-      }
-      if constexpr (N > 2) {
-        T::template load<4>(keys[2].first + i, 2 * keys[2].ld);
-        T::template dot<2, 4, 6>();
-        b.ask(kPairTile);
-      }
-      if constexpr (N > 3) {
-        T::template load<5>(keys[3].first + i, 2 * keys[3].ld);
-        T::template dot<3, 5, 6>();
-        b.ask(kPairTile);
-      }
+      step.template operator()<0, 4>();
+      if constexpr (N > 1) step.template operator()<1, 5>();
+      if constexpr (N > 2) step.template operator()<2, 4>();
+      if constexpr (N > 3) step.template operator()<3, 5>();
+      a += kPairTile;
+    };
+    std::ptrdiff_t i = 0;
+    for (; i + kPairLanes <= inner; i += kPairLanes) {
+      add_columns([i](const TileOfKeys& x) { return Place{x.first + i, x.ld}; });
     }
+    if (i < inner) add_columns([](const TileOfKeys& x) { return Place{x.rest, x.rest_ld}; });
     all([&]<int Tile>(float* to)
             __attribute__((always_inline)) { T::template store<Tile>(to, 4 * kTileRows); });
   }
