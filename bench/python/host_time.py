@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,25 +21,25 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 GOALS_US = {"forward": 20.0, "forward, recorded": 20.0, "forward and backward": 40.0}
-ROUNDS = 15
+ROUNDS = 300
+CALLS = 20  # in a row; far fewer than a CUDA queue holds, so the host never waits for a place
 
 
-def microseconds(call: Callable[[], object], device: str) -> float:
-    """The least of some rounds' mean: whatever else runs can only add to it."""
-    calls = 200  # fewer than a CUDA queue holds: the host never waits for a free place
-    for _ in range(20):
-        call()
-    means = []
+def microseconds(
+    theirs: Callable[[], object], mine: Callable[[], object], device: str
+) -> tuple[float, float]:
+    """The least mean of many short runs of each, in turn: other work can only add to it."""
+    best = [float("inf"), float("inf")]
     for _ in range(ROUNDS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
+        for side, call in enumerate((theirs, mine)):
             call()
-        means.append((time.perf_counter() - began) / calls * 1e6)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return min(means)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            best[side] = min(best[side], (time.perf_counter() - began) / CALLS * 1e6)
+    return best[0], best[1]
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,12 +64,13 @@ def measure(device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
             lambda: torch.autograd.grad(ours(*leaves), leaves, d_o),
         ),
     ):
-        # In turn, so that a change of the machine's load meets both.
-        pairs = [
-            (microseconds(theirs_call, device), microseconds(ours_call, device)) for _ in range(3)
-        ]
-        theirs, mine = (statistics.median(side) for side in zip(*pairs, strict=True))
-        rows[name] = {"torch_us": theirs, "tilewise_us": mine, "goal_us": theirs + GOALS_US[name]}
+        theirs, mine = microseconds(theirs_call, ours_call, device)
+        rows[name] = {
+            "torch_us": theirs,
+            "tilewise_us": mine,
+            "goal_us": theirs + GOALS_US[name],
+            "ratio": mine / theirs,
+        }
     return rows
 
 
@@ -81,10 +81,11 @@ def main() -> int:
     arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"
     rows = measure(arguments.device, torch.bfloat16 if on_gpu else torch.float32)
-    print("| call | torch, us | tilewise, us | goal, us |\n|---|---:|---:|---:|")
+    print("| call | torch, us | tilewise, us | goal, us | ratio |\n|---|---:|---:|---:|---:|")
     for name, row in rows.items():
         values = (row["torch_us"], row["tilewise_us"], row["goal_us"])
-        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+        times = " | ".join(f"{value:.1f}" for value in values)
+        print(f"| {name} | {times} | {row['ratio']:.2f} |")
     if arguments.json:
         report = {
             "schema_version": 1,

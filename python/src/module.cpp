@@ -6,13 +6,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
 #include <tuple>
 
-#include "api/execute.h"
 #include "api/plan_cache.h"
 #include "append.h"
 #include "block_map.h"
+#include "calls.h"
+#include "name.h"
+#include "run.h"
 #include "select.h"
 #include "spec.h"
 #include "tilewise/attention.h"
@@ -23,146 +24,6 @@ namespace nb = nanobind;
 
 namespace tilewise::python {
 namespace {
-
-/// Runs something with workspace and stream from where q lives.
-template <class Run>
-void with_launch(const Tensor& q, nb::handle object, Run run) {
-  const ExchangeApi* api = exchange_api(object);
-  std::optional<ExchangeAllocator> allocator;
-  Launch launch;
-  if (api != nullptr && q.device.type == DeviceType::cuda) {
-    launch.stream = current_stream(*api, q.device);
-    launch.allocator = &allocator.emplace(*api);
-  }
-  const nb::gil_scoped_release unlocked;
-  run(launch);
-}
-
-/// True where the call is over before another thread could take the interpreter lock, whose way out
-/// and back costs half a microsecond.
-bool is_brief(const Tensor& q, const Tensor& k) {
-  constexpr std::int64_t kMostElements = 1024;
-  return q.device.type == DeviceType::cpu && q.numel() <= kMostElements &&
-         k.numel() <= kMostElements;
-}
-
-template <class Tensors>
-void run_pass(const Call& call, const Tensors& tensors, nb::handle q) {
-  if (is_brief(tensors.q, tensors.k)) {
-    tilewise::execute(tensors, call.spec, {}, call.choice);
-    return;
-  }
-  with_launch(tensors.q, q, [&](const Launch& launch) {
-    tilewise::execute(tensors, call.spec, launch, call.choice);
-  });
-}
-
-/// inputs: q, k, v. outputs: o, lse.
-ForwardTensors forward_tensors(Call& call, const nb::tuple& inputs, const nb::tuple& outputs) {
-  return {.q = call.values(inputs[0], "q"),
-          .k = call.values(inputs[1], "k"),
-          .v = call.values(inputs[2], "v"),
-          .o = call.values(outputs[0], "o"),
-          .lse = call.statistics(outputs[1], "lse")};
-}
-
-/// inputs: q, k, v, o, lse, d_o, d_lse. outputs: dq, dk, dv, dbias, dsinks, (dcapture, ...).
-BackwardTensors backward_tensors(Call& call, const nb::tuple& inputs, const nb::tuple& outputs) {
-  return {.q = call.values(inputs[0], "q"),
-          .k = call.values(inputs[1], "k"),
-          .v = call.values(inputs[2], "v"),
-          .o = call.values(inputs[3], "o"),
-          .lse = call.statistics(inputs[4], "lse"),
-          .d_o = call.values(inputs[5], "d_o"),
-          .d_lse = call.statistics(inputs[6], "d_lse"),
-          .dq = call.values(outputs[0], "dq"),
-          .dk = call.values(outputs[1], "dk"),
-          .dv = call.values(outputs[2], "dv"),
-          .dbias = call.arrays.take(outputs[3], "dbias"),
-          .dsinks = call.arrays.take(outputs[4], "dsinks"),
-          .dcaptures = call.capture_gradients(outputs[5])};
-}
-
-void forward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
-  Call call(spec);
-  run_pass(call, forward_tensors(call, inputs, outputs), inputs[0]);
-}
-
-void backward_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
-  Call call(spec);
-  run_pass(call, backward_tensors(call, inputs, outputs), inputs[0]);
-}
-
-/// (o, lse) of torch tensors, made here; without with_lse, None stands for lse.
-nb::tuple new_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
-                      bool with_lse) {
-  nb::tuple outputs = empty_outputs(q, v, spec, with_lse);
-  forward_call(nb::make_tuple(q, k, v), outputs, spec);
-  return outputs;
-}
-
-/// new_forward() of plain tensors, whose views tell what the outputs are like.
-nb::tuple new_plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
-                            bool with_lse) {
-  Call call(spec);
-  ForwardTensors tensors;
-  Tensor q_view, v_view;
-  try {
-    q_view = call.arrays.take(q, "q");
-    v_view = call.arrays.take(v, "v");
-  } catch (const InvalidArgument&) {
-    refuse_nested(q);
-    throw;
-  }
-  if (q_view.rank < 3) return new_forward(q, k, v, spec, with_lse);
-  tensors.q = call.rows_of(q_view);
-  tensors.k = call.values(k, "k");
-  tensors.v = call.rows_of(v_view);
-  const auto v_dim = v_view.sizes[static_cast<std::size_t>(v_view.rank - 1)];
-  const nb::object o = empty_output_like(q, q_view, v, v_dim);
-  const bool no_batch = call.packed && q_view.rank == 3;
-  const nb::object lse = with_lse ? empty_statistics_like(q, tensors.q, no_batch) : nb::none();
-  tensors.o = call.values(o, "o");
-  tensors.lse = call.statistics(lse, "lse");
-  run_pass(call, tensors, q);
-  return nb::make_tuple(o, lse);
-}
-
-/// new_forward() of a plain call. None: the call is not plain. A bool: autograd records it, and
-/// whether the spec has tensors.
-nb::object plain_forward(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec,
-                         bool with_lse) {
-  if (!is_plain_call(q, k, v, spec)) return nb::none();
-  if (is_recorded(q, k, v, spec)) return nb::bool_(has_tensors(spec));
-  return new_plain_forward(q, k, v, spec, with_lse);
-}
-
-/// (dq, dk, dv, None) of a plain call that autograd recorded, whose spec has no tensors; the last
-/// is the spec's. None: somebody looks on. saved: q, k, v, o, lse.
-nb::object plain_backward(const nb::tuple& saved, nb::handle d_o, const nb::tuple& spec) {
-  if (is_grad_enabled()) return nb::none();
-  const nb::handle q = saved[0], k = saved[1], v = saved[2], o = saved[3], lse = saved[4];
-  if (!is_plain_call(q, k, v, spec) || !is_plain(o) || !is_plain(lse)) return nb::none();
-  if (is_special(d_o)) return nb::none();
-  Call call(spec);
-  const Tensor q_view = call.arrays.take(q, "q"), k_view = call.arrays.take(k, "k"),
-               v_view = call.arrays.take(v, "v");
-  if (q_view.device.type == DeviceType::cuda) make_context_current();
-  const nb::object dq = empty_like(q, q_view), dk = empty_like(k, k_view),
-                   dv = empty_like(v, v_view);
-  run_pass(call,
-           BackwardTensors{.q = call.rows_of(q_view),
-                           .k = call.rows_of(k_view),
-                           .v = call.rows_of(v_view),
-                           .o = call.values(o, "o"),
-                           .lse = call.statistics(lse, "lse"),
-                           .d_o = call.values(d_o, "d_o"),
-                           .dq = call.values(dq, "dq"),
-                           .dk = call.values(dk, "dk"),
-                           .dv = call.values(dv, "dv")},
-           q);
-  return nb::make_tuple(dq, dk, dv, nb::none());
-}
 
 /// inputs: q, k_prefix, v_prefix, k, v. outputs: o, lse.
 void forward_prefix_call(const nb::tuple& inputs, const nb::tuple& outputs, const nb::tuple& spec) {
@@ -275,7 +136,10 @@ void bind_torch_side(nb::module_& m) {
   m.def("new_forward", &new_forward);
   m.def("new_plain_forward", &new_plain_forward);
   m.def("plain_forward", &plain_forward);
-  m.def("plain_backward", &plain_backward);
+  m.def("record_plain", &record_plain);
+  // A function of nanobind is no method of the class that holds it; this makes it one.
+  m.attr("differentiate_plain") =
+      checked(PyInstanceMethod_New(nb::cpp_function(&differentiate_plain).ptr()));
 }
 
 }  // namespace

@@ -3,11 +3,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "name.h"
 #include "spec.h"
 #include "tilewise/error.h"
 
@@ -17,48 +17,11 @@ namespace {
 /// Never released: a call may come while the interpreter ends.
 struct Torch {
   nb::tuple plain_types, watches;
-  nb::object grad_enabled, is_batched, make_context_current, empty_like, float32;
+  nb::object grad_enabled, forward_mode, is_batched, make_context_current, empty_like, float32;
   nb::tuple dtype_keyword;  ///< ("dtype",), as a vector call names a keyword
 };
 
 Torch* torch = nullptr;
-
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
-/// A name that Python looks up without making a string anew.
-class Name {
- public:
-  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
-  nb::object of(nb::handle object) const { return checked(PyObject_GetAttr(object.ptr(), text_)); }
-  nb::object call(nb::handle object) const {
-    return checked(PyObject_CallMethodNoArgs(object.ptr(), text_));
-  }
-  nb::object call(nb::handle object, nb::handle argument) const {
-    return checked(PyObject_CallMethodOneArg(object.ptr(), text_, argument.ptr()));
-  }
-  /// object.name(*arguments, dtype=dtype)
-  nb::object call(nb::handle object, std::initializer_list<nb::handle> arguments,
-                  nb::handle dtype) const {
-    std::array<PyObject*, 6> given{object.ptr()};
-    std::size_t count = 1;
-    for (const nb::handle argument : arguments) given.at(count++) = argument.ptr();
-    given.at(count) = dtype.ptr();
-    return checked(
-        PyObject_VectorcallMethod(text_, given.data(), count, torch->dtype_keyword.ptr()));
-  }
-
- private:
-  PyObject* text_;
-};
-
-bool is_true(nb::handle object) {
-  const int answer = PyObject_IsTrue(object.ptr());
-  if (answer < 0) throw nb::python_error();
-  return answer != 0;
-}
 
 /// The truth of what a function without arguments gives.
 bool asks(nb::handle function) { return is_true(checked(PyObject_CallNoArgs(function.ptr()))); }
@@ -148,9 +111,9 @@ nb::object empty_statistics(nb::handle q, const nb::tuple& sizes, const nb::tupl
   const nb::object a = sizes[rank - 3], b = sizes[rank - 2];
   const nb::handle first = rows_first ? b : a, second = rows_first ? a : b;
   // Sizes one by one: a tuple of them costs the call half a microsecond.
-  if (rank == 3) return new_empty.call(q, {first, second}, torch->float32);
+  if (rank == 3) return new_empty.call(q, {first, second, torch->float32}, torch->dtype_keyword);
   const nb::object batch = sizes[0];
-  return new_empty.call(q, {batch, first, second}, torch->float32);
+  return new_empty.call(q, {batch, first, second, torch->float32}, torch->dtype_keyword);
 }
 
 bool is_contiguous(const Tensor& t) {
@@ -172,18 +135,19 @@ nb::object statistics_prototype(nb::handle q, const StatisticsKey& key) {
   static const Name new_empty("new_empty"), expand("expand");
   nb::list sizes;
   for (std::size_t i = 0; i < static_cast<std::size_t>(key[0]); ++i) sizes.append(key[i + 1]);
-  const nb::object one = new_empty.call(q, {nb::int_(1)}, torch->float32);
+  const nb::object one = new_empty.call(q, {nb::int_(1), torch->float32}, torch->dtype_keyword);
   return expand.call(one, nb::tuple(sizes));
 }
 
 }  // namespace
 
 void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object grad_enabled,
-               nb::object is_batched, nb::object make_context_current, nb::object empty_like,
-               nb::object float32) {
+               nb::object forward_mode, nb::object is_batched, nb::object make_context_current,
+               nb::object empty_like, nb::object float32) {
   torch = new Torch{plain_types,
                     watches,
                     std::move(grad_enabled),
+                    std::move(forward_mode),
                     std::move(is_batched),
                     std::move(make_context_current),
                     std::move(empty_like),
@@ -214,6 +178,11 @@ bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& sp
 }
 
 void make_context_current() { checked(PyObject_CallNoArgs(torch->make_context_current.ptr())); }
+
+bool in_forward_mode() {
+  static const Name current_level("_current_level");
+  return nb::cast<int>(current_level.of(torch->forward_mode)) >= 0;
+}
 
 bool is_grad_enabled() { return asks(torch->grad_enabled); }
 

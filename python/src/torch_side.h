@@ -14,12 +14,12 @@ namespace nb = nanobind;
 
 /// Hands over what is needed of torch, once, before any other function here is called.
 /// plain_types: types whose tensors have no behaviour of their own. watches: functions that return
-/// something true while somebody looks on. The rest is torch's own: is_grad_enabled, whether a
-/// tensor stands for many gradients at once, what makes a GPU's context current in the thread,
-/// empty_like, float32.
+/// something true while somebody looks on. The rest is torch's own: is_grad_enabled, the module
+/// torch.autograd.forward_ad, whether a tensor stands for many gradients at once, what makes a
+/// GPU's context current in the thread, empty_like, float32.
 void use_torch(const nb::tuple& plain_types, const nb::tuple& watches, nb::object grad_enabled,
-               nb::object is_batched, nb::object make_context_current, nb::object empty_like,
-               nb::object float32);
+               nb::object forward_mode, nb::object is_batched, nb::object make_context_current,
+               nb::object empty_like, nb::object float32);
 
 /// Ours may be the first work of autograd's thread: any call of CUDA's runtime makes the context
 /// current there, which our driver calls do not, and which cuBLAS warns of when it is next.
@@ -33,6 +33,9 @@ bool is_plain(nb::handle tensor);
 /// True when nobody but autograd looks on, q, k, v and the spec's tensors are plain, and q has
 /// memory.
 bool is_plain_call(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& spec);
+
+/// True in a level of torch.autograd.forward_ad, where tensors may have tangents.
+bool in_forward_mode();
 
 bool is_grad_enabled();
 

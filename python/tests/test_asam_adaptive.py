@@ -20,6 +20,7 @@ from tilewise.asam import (  # noqa: E402
     _select,
 )
 from tilewise.asam._gate import InputGate  # noqa: E402
+from tilewise.asam._models import Classifier  # noqa: E402
 from tilewise.asam._routed import RoutedAttention  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -207,6 +208,13 @@ def test_checkpointing_runs_attention_once() -> None:
     assert "tilewise.attention_backward.default" in seen.names
     assert "tilewise.attention_forward.default" not in seen.names
     assert "tilewise.select_blocks.default" not in seen.names
+
+
+def test_classifier_and_encoder_have_one_rule_of_the_last_layer() -> None:
+    config = ASAMConfig(**SIZES, use_gradient_checkpointing=True)
+    for model in (Classifier("working", use_gradient_checkpointing=True), ASAMEncoder(config, 2)):
+        assert [la.config.use_gradient_checkpointing for la in model.layers] == [True, False]
+    assert not any(la.config.use_gradient_checkpointing for la in Classifier("working").layers)
 
 
 def test_encoder_runs_its_last_layer_once() -> None:

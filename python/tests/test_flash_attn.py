@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tilewise  # noqa: E402
 import tilewise.flash_attn as ours  # noqa: E402
 from oracle import paper  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -29,8 +30,12 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str) -> None:
     parameters = inspect.signature(getattr(ours, name)).parameters
-    ours_alone = ("seqused_q", "seqused_k") if name == "flash_attn_varlen_func" else ()
-    assert tuple(parameters) == (*SIGNATURES[name], *ours_alone, "fallback")
+    own = ("seqused_q", "seqused_k", "sinks") if "varlen" in name else ("sinks",)
+    # The packed forms take a table of pages too.
+    pages = ("block_table",) if "varlen" in name and "packed" in name else ()
+    assert tuple(parameters) == (*SIGNATURES[name], *pages, *own, "fallback")
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert all(parameters[name].kind == positional for name in SIGNATURES[name])
     assert parameters["window_size"].default == (-1, -1)
 
 
@@ -182,3 +187,20 @@ def test_packed_forms_name_their_axis() -> None:
         ours.flash_attn_varlen_qkvpacked_func(packed[0], offsets, 4)
     with pytest.raises(ValueError, match="kv has shape .*: expected 2 in axis 1"):
         ours.flash_attn_varlen_kvpacked_func(packed[0, :, 0], rows, *lengths)
+
+
+def test_sinks_and_rows_in_use_of_packed_forms() -> None:
+    """sinks are attention()'s; a packed form passes seqused_q on."""
+    qkv, sinks = torch.randn(2, 9, 3, 4, 16), torch.randn(4)
+    q, k, v = qkv.unbind(2)
+    exact = tilewise.attention(q, k, v, sinks=sinks)
+    assert torch.equal(ours.flash_attn_func(q, k, v, sinks=sinks), exact)
+    assert torch.equal(ours.flash_attn_qkvpacked_func(qkv, sinks=sinks), exact)
+    offsets, used = (torch.tensor(n, dtype=torch.int32) for n in ([0, 9, 18], [5, 9]))
+    o = ours.flash_attn_varlen_qkvpacked_func(
+        qkv.flatten(0, 1), offsets, 9, seqused_q=used, seqused_k=used, sinks=sinks
+    )
+    first = tilewise.attention(q[:1, :5], k[:1, :5], v[:1, :5], sinks=sinks)
+    torch.testing.assert_close(o[:5], first[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(o[9:], exact[1], atol=1e-6, rtol=0)
+    assert not o[5:9].any()

@@ -75,12 +75,13 @@ def plan(inputs: tuple[Any, ...], outputs: tuple[Any, ...], spec: tuple[Any, ...
 def describe(array: Any, name: str) -> tuple[list[int], str, bool, int]: ...
 def new_array(sizes: Sequence[int], dtype: str, cuda: bool, index: int) -> Any: ...
 
-# From torch: plain types of tensors, who may look on, its is_grad_enabled, whether a tensor is a
-# batch of gradients, what makes a GPU's context current, its empty_like and its float32.
+# From torch: plain types of tensors, who may look on, is_grad_enabled, forward_ad, whether a tensor
+# is a batch of gradients, what makes a GPU's context current, empty_like and float32.
 def use_torch(
     plain_types: tuple[type, ...],
     watches: tuple[Callable[[], Any], ...],
     grad_enabled: Any,
+    forward_mode: Any,
     is_batched: Any,
     make_context_current: Any,
     empty_like: Any,
@@ -116,11 +117,10 @@ def plain_forward(
     q: Any, k: Any, v: Any, spec: tuple[Any, ...], with_lse: bool
 ) -> tuple[Any, Any] | bool | None: ...
 
-# (dq, dk, dv, None) of a plain call that autograd recorded, whose spec has no tensors; the last is
-# the spec's. None: somebody looks on. saved: q, k, v, o, lse.
-def plain_backward(
-    saved: tuple[Any, ...], d_o: Any, spec: tuple[Any, ...]
-) -> tuple[Any, Any, Any, None] | None: ...
+# The two passes of the Function for plain tensors and O alone of a spec without tensors: O, and
+# (dq, dk, dv, None). context: the node.
+def record_plain(context: Any, q: Any, k: Any, v: Any, spec: tuple[Any, ...]) -> Any: ...
+def differentiate_plain(context: Any, d_o: Any) -> tuple[Any, ...]: ...
 
 # B, H, row offsets and block indices (int32) and whether each block is full (uint8).
 def block_map(

@@ -297,22 +297,11 @@ class _Plain(torch.autograd.Function):
     """The short way: what the operator's autograd does, for plain tensors and O alone of a spec
     without tensors."""
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
-        o: Tensor
-        o, lse = _native.new_plain_forward(q, k, v, spec, True)
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.spec = spec
-        return o
+    forward = staticmethod(_native.record_plain)
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        if not is_dynamo_compiling() and forward_ad._current_level < 0:
-            made = _native.plain_backward(saved, d_o, ctx.spec)
-            if made is not None:
-                return made
-        return *_gradients(saved, ctx.spec, _NOTHING_ELSE, d_o, None)[:3], None
+        return *_gradients(ctx.saved_tensors, ctx.spec, _NOTHING_ELSE, d_o, None)[:3], None
 
 
 _GIVEN = object()
@@ -348,9 +337,11 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, *own, None, *dcaptures
 
 
-# What torch.autograd.Function.apply comes to where no transform is active, as _plain has made sure.
-# The node's own way to it asks first whether the class has vjp or boxed gradients.
-_Plain._backward_cls.apply = _Plain.backward  # type: ignore[attr-defined]
+# The node calls the native function, which calls _Plain.backward where somebody looks on. A
+# compiler of the backward pass reads _Plain.backward itself.
+_Plain._backward_cls.apply = _native.differentiate_plain  # type: ignore[attr-defined]
+# What torch.autograd.Function.apply comes to where no transform is active, as plain_forward has
+# made sure.
 _record_plain = super(torch.autograd.Function, _Plain).apply
 _record = super(torch.autograd.Function, _Attention).apply
 _any_autocast = torch._C._is_any_autocast_enabled

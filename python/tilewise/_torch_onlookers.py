@@ -45,6 +45,7 @@ _native.use_torch(
     (Tensor, torch.nn.Parameter),
     (_dispatch_modes, _function_modes, _transforms, _tracing, _profiling),
     torch.is_grad_enabled,
+    forward_ad,
     _is_batched,
     torch.cuda.is_current_stream_capturing,
     torch.empty_like,

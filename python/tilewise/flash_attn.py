@@ -11,11 +11,17 @@ float32 (batch, heads, rows), packed (heads, total). Differences:
 - With ALiBi the LSE is that of -slope * |distance|, causal or not.
 - A call that no kernel supports raises NotImplementedError with the reasons, unless
   fallback="torch".
+- sinks, float32 (Hq), is one score per head that takes probability and has no value. seqused_q and
+  seqused_k belong to all varlen functions.
+
+Source: flash_attn/flash_attn_interface.py of Dao-AILab/flash-attention 2.8.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,13 +41,30 @@ __all__ = [
 ]
 
 Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _parts(name: str, packed: Tensor, count: int, axis: int) -> tuple[Tensor, ...]:
-    """q, k and v of one tensor, or k and v."""
+def _parts(name: str, packed: Tensor, count: int, axis: int) -> Any:
+    """q, k and v of one tensor, or k and v: a tuple of Tensor."""
     if packed.dim() <= axis or packed.shape[axis] != count:
         raise ValueError(f"{name} has shape {tuple(packed.shape)}: expected {count} in axis {axis}")
     return packed.unbind(axis)
+
+
+def _form_of(
+    function: Callable[..., Any], count: int, *names: str
+) -> Callable[[Function], Function]:
+    """A decorator: the signature of function, whose first `count` parameters `names` replace."""
+
+    def give(packed: Function) -> Function:
+        given = inspect.signature(function)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        own = [inspect.Parameter(name, kind) for name in names]
+        rest = list(given.parameters.values())[count:]
+        packed.__signature__ = given.replace(parameters=[*own, *rest])  # type: ignore[attr-defined]
+        return packed
+
+    return give
 
 
 def _attend(
@@ -74,6 +97,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    sinks: Tensor | None = None,
     fallback: str | None = None,
 ) -> Result:
     """Attention of q (B, Sq, Hq, D) over k and v (B, Sk, Hk, D)."""
@@ -89,69 +113,7 @@ def flash_attn_func(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
-        fallback=fallback,
-    )
-
-
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    fallback: str | None = None,
-) -> Result:
-    """flash_attn_func for qkv (B, S, 3, H, D)."""
-    q, k, v = _parts("qkv", qkv, 3, 2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        fallback=fallback,
-    )
-
-
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    fallback: str | None = None,
-) -> Result:
-    """flash_attn_func for q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
-    k, v = _parts("kv", kv, 2, 2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        sinks=sinks,
         fallback=fallback,
     )
 
@@ -176,6 +138,7 @@ def flash_attn_varlen_func(
     *,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    sinks: Tensor | None = None,
     fallback: str | None = None,
 ) -> Result:
     """Attention of packed sequences: q (total_q, Hq, D), k and v (total_k, Hk, D).
@@ -209,82 +172,33 @@ def flash_attn_varlen_func(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
+        sinks=sinks,
         fallback=fallback,
     )
 
 
+@_form_of(flash_attn_func, 3, "qkv")
+def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, **named: Any) -> Result:
+    """flash_attn_func for qkv (B, S, 3, H, D)."""
+    return flash_attn_func(*_parts("qkv", qkv, 3, 2), *options, **named)
+
+
+@_form_of(flash_attn_func, 3, "q", "kv")
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Result:
+    """flash_attn_func for q (B, Sq, Hq, D) and kv (B, Sk, 2, Hk, D)."""
+    return flash_attn_func(q, *_parts("kv", kv, 2, 2), *options, **named)
+
+
+@_form_of(flash_attn_varlen_func, 7, "qkv", "cu_seqlens", "max_seqlen")
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    fallback: str | None = None,
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *options: Any, **named: Any
 ) -> Result:
     """flash_attn_varlen_func for qkv (total, 3, H, D)."""
-    q, k, v = _parts("qkv", qkv, 3, 1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        fallback=fallback,
-    )
+    lengths: Any = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*_parts("qkv", qkv, 3, 1), *lengths, *options, **named)
 
 
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    fallback: str | None = None,
-) -> Result:
+@_form_of(flash_attn_varlen_func, 3, "q", "kv")
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Result:
     """flash_attn_varlen_func for q (total_q, Hq, D) and kv (total_k, 2, Hk, D)."""
-    k, v = _parts("kv", kv, 2, 1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        fallback=fallback,
-    )
+    return flash_attn_varlen_func(q, *_parts("kv", kv, 2, 1), *options, **named)

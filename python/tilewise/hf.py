@@ -20,6 +20,7 @@ FlashAttention path calls the functions of this module. On a GPU it decodes from
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from transformers.masking_utils import (
 from ._append import append_kv
 from ._attention import attention
 from ._spec import flash_window
+from .flash_attn import flash_attn_func, flash_attn_varlen_func
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
@@ -374,66 +376,27 @@ def attention_forward(
     return out.unflatten(0, (batch, rows)) if packed else out, None
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window_size: tuple[int, int],
-    softmax_scale: float | None,
-    softcap: float,
-    s_aux: Tensor | None,
-    **others: Any,
-) -> Tensor:
-    """attention() in FlashAttention's words."""
-    window, sinks = flash_window(window_size), None if s_aux is None else s_aux.float()
-    words: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap, "sinks": sinks, **others}
-    out: Tensor = attention(q, k, v, causal=causal, window=window, **words)
-    return out
+def _for_transformers(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function of tilewise.flash_attn with transformers' s_aux, of any float type, for sinks.
+
+    transformers reads from the signature which options it may give.
+    """
+
+    def renamed(*tensors: Tensor, s_aux: Tensor | None = None, **options: Any) -> Tensor:
+        sinks = None if s_aux is None else s_aux.float()
+        out: Tensor = function(*tensors, sinks=sinks, **options)
+        return out
+
+    given = inspect.signature(function)
+    parameters = [
+        p.replace(name="s_aux") if p.name == "sinks" else p for p in given.parameters.values()
+    ]
+    renamed.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed
 
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    s_aux: Tensor | None = None,
-) -> Tensor:
-    """flash_attn_func with sinks, for transformers."""
-    words = (causal, window_size, softmax_scale, softcap, s_aux)
-    return _attend(q, k, v, *words, dropout_p=dropout_p, deterministic=deterministic)
-
-
-def _flash_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    s_aux: Tensor | None = None,
-) -> Tensor:
-    """flash_attn_varlen_func with sinks, for transformers."""
-    lengths: dict[str, Any] = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": int(max_seqlen_q),
-        "max_seqlen_k": int(max_seqlen_k),
-    }
-    words = (causal, window_size, softmax_scale, softcap, s_aux)
-    return _attend(q, k, v, *words, dropout_p=dropout_p, deterministic=deterministic, **lengths)
+_flash = _for_transformers(flash_attn_func)
+_flash_varlen = _for_transformers(flash_attn_varlen_func)
 
 
 def _flash_with_kvcache(
@@ -452,8 +415,19 @@ def _flash_with_kvcache(
 ) -> Tensor:
     """flash_attn_with_kvcache with sinks, for decoding in transformers, which rotates K before."""
     _, lengths, _ = append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table)
-    words = (causal, window_size, softmax_scale, softcap, s_aux)
-    return _attend(q, k_cache, v_cache, *words, key_lengths=lengths, block_table=block_table)
+    out: Tensor = attention(
+        q,
+        k_cache,
+        v_cache,
+        causal=causal,
+        window=flash_window(window_size),
+        scale=softmax_scale,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        key_lengths=lengths,
+        block_table=block_table,
+    )
+    return out
 
 
 _flash_names: set[str] = set()

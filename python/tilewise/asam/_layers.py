@@ -183,10 +183,10 @@ class ASAMEncoder(nn.Module):
 
     def __init__(self, config: ASAMConfig, num_layers: int = 6) -> None:
         super().__init__()
-        # The last layer's backward follows its forward: running it again would save nothing.
-        last = replace(config, use_gradient_checkpointing=False)
-        configs = [config] * (num_layers - 1) + [last] * (num_layers > 0)
-        self.layers = nn.ModuleList(ASAMLayer(of_layer) for of_layer in configs)
+        self.layers = nn.ModuleList(
+            ASAMLayer(replace(config, use_gradient_checkpointing=again))
+            for again in layers_run_again(num_layers, config.use_gradient_checkpointing)
+        )
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(
@@ -203,7 +203,43 @@ class ASAMEncoder(nn.Module):
         return outputs if return_all_layers else self.norm(x)
 
 
-class EfficientASAMLayer(nn.Module):
+class _OneNormLayer(nn.Module):
+    """What the published layers without a second norm share: x + W_o A(LN x), then x + F(x).
+
+    Takes x (B, n, dim). bias: of the projections.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, window_size: int, dropout: float, bias: bool
+    ) -> None:
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.qkv = nn.Linear(dim, dim * 3, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim)
+        self.ffn = feed_forward(dim, dropout)
+        for projection in (self.qkv, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if bias:
+                nn.init.zeros_(projection.bias)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Attention (B, heads, n, d) with dropout on the probabilities in training."""
+        p = self.dropout.p if self.training else 0.0
+        o: Tensor = attention(q, k, v, layout="bhsd", dropout_p=p, **options)
+        return o
+
+    def _close(self, x: Tensor, o: Tensor) -> Tensor:
+        """The rest of the layer behind attention's O (B, heads, n, d)."""
+        x = x + self.dropout(self.out_proj(merge_heads(o)))
+        y: Tensor = x + self.ffn(x)
+        return y
+
+
+class EfficientASAMLayer(_OneNormLayer):
     """Attention over a local window, by a window where the published code builds an n x n mask.
 
     As published, the projections have no bias and the feed-forward network no norm before it.
@@ -218,18 +254,8 @@ class EfficientASAMLayer(nn.Module):
         dropout: float = 0.1,
         use_local_attention: bool = True,
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
-        self.num_heads = num_heads
-        self.window_size = window_size
+        super().__init__(dim, num_heads, window_size, dropout, bias=False)
         self.use_local_attention = use_local_attention
-        self.qkv = nn.Linear(dim, dim * 3, bias=False)
-        self.out_proj = nn.Linear(dim, dim, bias=False)
-        self.dropout = nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(dim)
-        self.ffn = feed_forward(dim, dropout)
-        nn.init.xavier_uniform_(self.qkv.weight)
-        nn.init.xavier_uniform_(self.out_proj.weight)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
@@ -238,20 +264,10 @@ class EfficientASAMLayer(nn.Module):
         q, k, v = split_heads(self.qkv(self.norm(x)), self.num_heads)
         half = self.window_size // 2
         window = (half, half) if self.use_local_attention and n > self.window_size else None
-        o = attention(
-            q,
-            k,
-            v,
-            layout="bhsd",
-            window=window,
-            mask=mask,
-            dropout_p=self.dropout.p if self.training else 0.0,
-        )
-        x = x + self.dropout(self.out_proj(merge_heads(o)))
-        x = x + self.ffn(x)
+        y = self._close(x, self._attention(q, k, v, window=window, mask=mask))
         local = self.use_local_attention
         info = {"sparse_ratio": 1.0 - self.window_size / n if local else 1.0}
-        return x, info if return_info else None
+        return y, info if return_info else None
 
 
 class FlashASAMLayer(EfficientASAMLayer):
@@ -263,7 +279,7 @@ class FlashASAMLayer(EfficientASAMLayer):
         super().__init__(dim, num_heads, window_size, dropout, use_local_attention=False)
 
 
-class OptimizedASAMLayer(nn.Module):
+class OptimizedASAMLayer(_OneNormLayer):
     """Local attention, or the mean of local attention and attention to every stride-th key.
 
     As published, keys before the first and after the last token are zeros that take probability.
@@ -281,20 +297,9 @@ class OptimizedASAMLayer(nn.Module):
         use_adaptive_gate: bool = True,
         pattern_type: str = "local",
     ) -> None:
-        super().__init__()
-        check_heads(dim, num_heads)
-        self.num_heads = num_heads
-        self.window_size = window_size
+        super().__init__(dim, num_heads, window_size, dropout, bias=True)
         self.pattern_type = pattern_type
-        self.qkv = nn.Linear(dim, dim * 3)
-        self.out_proj = nn.Linear(dim, dim)
-        self.dropout = nn.Dropout(dropout)
         self.adaptive_gate = AdaptiveGate(dim) if use_adaptive_gate else None
-        self.norm = nn.LayerNorm(dim)
-        self.ffn = feed_forward(dim, dropout)
-        for projection in (self.qkv, self.out_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            nn.init.zeros_(projection.bias)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, return_info: bool = False
@@ -306,16 +311,15 @@ class OptimizedASAMLayer(nn.Module):
             o = (self._local(q, k, v, self.LOCAL_WINDOW) + self._strided(q, k, v)) / 2
         else:
             o = self._local(q, k, v, self.window_size // 2)
-        x = x + self.dropout(self.out_proj(merge_heads(o)))
-        x = x + self.ffn(x)
+        y = self._close(x, o)
         if not return_info:
-            return x, None
+            return y, None
         if self.adaptive_gate is not None:
             gate, confidence, _ = self.adaptive_gate(h)
         else:
             gate = confidence = torch.full((batch, n, 1), 0.5, device=x.device)
         ratio = 1.0 - self.window_size / n if n > self.window_size else 0.5
-        return x, {"gate_values": gate, "confidence": confidence, "sparse_ratio": ratio}
+        return y, {"gate_values": gate, "confidence": confidence, "sparse_ratio": ratio}
 
     def _local(self, q: Tensor, k: Tensor, v: Tensor, half: int) -> Tensor:
         """Attention to the keys at most `half` away, zeros beyond either end among them."""
@@ -326,11 +330,6 @@ class OptimizedASAMLayer(nn.Module):
 
     def _strided(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attention(q, k[:, :, :: self.STRIDE], v[:, :, :: self.STRIDE])
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        p = self.dropout.p if self.training else 0.0
-        o: Tensor = attention(q, k, v, layout="bhsd", dropout_p=p, **options)
-        return o
 
 
 class HybridASAM(nn.Module):
@@ -366,6 +365,14 @@ class HybridASAM(nn.Module):
         c = self.combine_gate(x).sigmoid()
         y: Tensor = self.to_out(c * local + (1 - c) * strided)
         return y
+
+
+def layers_run_again(count: int, checkpointing: bool) -> list[bool]:
+    """Which layers of a stack run again in backward: with checkpointing, all but the last.
+
+    The last layer's backward follows its forward: running it again would save nothing.
+    """
+    return [checkpointing and n + 1 < count for n in range(count)]
 
 
 def check_heads(dim: int, num_heads: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ._config import ASAMConfig
-from ._layers import ASAMLayer, FlashASAMLayer
+from ._layers import ASAMLayer, FlashASAMLayer, layers_run_again
 
 MIB = 2**20
 VOCABULARY, DIM, HEADS, LAYERS, CLASSES = 1000, 256, 4, 2, 10
@@ -29,9 +29,11 @@ class Classifier(nn.Module):
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, DIM)
-        last = options | {"use_gradient_checkpointing": False}  # as ASAMEncoder's
-        layers = (make_layer(kind, **(options if n + 1 < LAYERS else last)) for n in range(LAYERS))
-        self.layers = nn.ModuleList(layers)
+        checkpointing = options.get("use_gradient_checkpointing", False)
+        self.layers = nn.ModuleList(
+            make_layer(kind, **options | {"use_gradient_checkpointing": again})
+            for again in layers_run_again(LAYERS, checkpointing)
+        )
         self.norm = nn.LayerNorm(DIM)
         self.head = nn.Linear(DIM, CLASSES)
 
