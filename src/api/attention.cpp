@@ -10,7 +10,7 @@
 #include "api/plan_cache.h"
 #include "api/workspace.h"
 #include "build_info.h"
-#include "plan/kernel_row.h"
+#include "plan/decision.h"
 #include "plan/problem_key.h"
 #include "problem/apart.h"
 
@@ -32,8 +32,8 @@ void require_saved(const Problem& problem, const Plan& plan) {
   require_usable("saved", saved.data, plan.saved_bytes, problem);
 }
 
-/// `made`: what the row's prepare() remembered for this problem.
-void launch_row(const KernelRow& row, const Plan& plan, const void* made, const Problem& problem,
+/// Runs the row of `decision`, which was made for this problem.
+void launch_row(const Decision& decision, const Plan& plan, const Problem& problem,
                 const Launch& launch) {
   require_saved(problem, plan);
   if (launch.workspace != nullptr) {
@@ -41,12 +41,12 @@ void launch_row(const KernelRow& row, const Plan& plan, const void* made, const 
   }
   const Workspace workspace(plan.workspace_bytes, plan.device, plan.kernel, launch);
   Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
-  row.run(row, problem,
-          {.plan = plan,
-           .decision = made,
-           .workspace = workspace.data(),
-           .stream = launch.stream,
-           .executor = executor});
+  decision.row->run(*decision.row, problem,
+                    {.plan = plan,
+                     .decision = decision.of_row.get(),
+                     .workspace = workspace.data(),
+                     .stream = launch.stream,
+                     .executor = executor});
 }
 
 template <class Tensors>
@@ -54,8 +54,7 @@ std::shared_ptr<const Plan> plan_and_run(const Tensors& tensors, const Attention
                                          const Launch& launch, const Choice& choice) {
   const Problem problem = make_problem(tensors, spec, Purpose::run);
   std::shared_ptr<const Plan> plan = kept_plan(problem, choice);
-  const Decision& decision = *plan->decision;
-  launch_row(*decision.row, *plan, decision.made.get(), problem, launch);
+  launch_row(*plan->decision, *plan, problem, launch);
   return plan;
 }
 
@@ -74,8 +73,9 @@ std::string numbers_text(const Plan& plan) {
 
 /// False for a plan that the caller wrote or changed.
 bool is_unchanged(const Plan& plan) {
-  const Decision* made = plan.decision.get();
-  return made != nullptr && plan.kernel == made->row->name && numbers(plan) == numbers(*made);
+  const Decision* decision = plan.decision.get();
+  return decision != nullptr && plan.kernel == decision->row->name &&
+         numbers(plan) == numbers(*decision);
 }
 
 /// What the plan's kernel takes for this problem on the machine at hand, on a CPU with as many
@@ -103,7 +103,7 @@ void run_anew(const Plan& plan, const Problem& problem, const Launch& launch) {
                           " workspace bytes: this call needs " +
                           std::to_string(fresh.workspace_bytes) + "; plan with the same tensors");
   }
-  launch_row(*fresh.decision->row, fresh, fresh.decision->made.get(), problem, launch);
+  launch_row(*fresh.decision, fresh, problem, launch);
 }
 
 template <class Tensors>
@@ -116,10 +116,9 @@ void run_plan(const Plan& plan, const Tensors& tensors, const AttentionSpec& spe
                           std::string(pass_name(problem.pass)) + " on " +
                           device_name(problem.device));
   }
-  const Decision* decision = plan.decision.get();
-  if (!is_unchanged(plan) || decision->problem != problem_key(problem))
+  if (!is_unchanged(plan) || plan.decision->problem != problem_key(problem))
     return run_anew(plan, problem, launch);
-  launch_row(*decision->row, plan, decision->made.get(), problem, launch);
+  launch_row(*plan.decision, plan, problem, launch);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
+#include "plan/decision.h"
 #include "plan/problem_key.h"
 #include "plan/significant.h"
 #include "plan/time_model.h"
@@ -51,14 +52,14 @@ Plan make_plan(const Problem& p, const KernelRow& row, Prepared prepared) {
   plan.bytes_moved = cost.bytes_moved;
   plan.predicted_ms = cost.ms;
   plan.decision = std::make_shared<const Decision>(Decision{.row = &row,
+                                                            .of_row = std::move(prepared.decision),
                                                             .problem = problem_key(p),
                                                             .workspace_bytes = plan.workspace_bytes,
                                                             .saved_bytes = plan.saved_bytes,
                                                             .block_m = plan.block_m,
                                                             .block_n = plan.block_n,
                                                             .splits = plan.splits,
-                                                            .threads = plan.threads,
-                                                            .made = std::move(prepared.decision)});
+                                                            .threads = plan.threads});
   return plan;
 }
 

@@ -122,14 +122,4 @@ class WorkspaceCutter {
   std::byte* at_;
 };
 
-/// The row that made a Plan, and its decision (Plan::decision).
-struct Decision {
-  const KernelRow* row = nullptr;
-  std::string problem;  ///< problem_key() of the problem that it was made for
-  // The plan's numbers as they were.
-  std::int64_t workspace_bytes = 0, saved_bytes = 0;
-  int block_m = 0, block_n = 0, splits = 1, threads = 1;
-  std::shared_ptr<const void> made;  ///< Prepared::decision
-};
-
 }  // namespace tilewise
