@@ -1,11 +1,14 @@
 """Block lists on a GPU: time and TFLOP/s of listed pairs beside our own dense kernels, one process.
 
     python3 bench/lists.py build/release lists.json [--backward] [--select] [--flex]
+    python3 bench/lists.py build/release tried.json --backward --blocks 64 --densities 0.25 0.1 \
+        --beside flash_bwd_passing_warp_sm90 flash_fwd_lists_sm90
 
 Each cell is a length and a head dim of 16,384 tokens (or one longer sequence) of hidden 2048 in
 bfloat16, and each of its lines a block size, a density and a kind of list: drawn at random, or
 chosen on the card by scores of blocks (--select; the choice is timed alone and with what follows).
-The plan chooses the kernels. Lines take turns in bursts. A line is checked before it is timed, on
+The plan chooses the kernels; --beside names rows that are forced on the same lists, those on trial
+say. Lines take turns in bursts. A line is checked before it is timed, on
 blocks of queries drawn at random, against float32 products of the same inputs.
 """
 
@@ -16,6 +19,7 @@ import ctypes
 import random
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +47,14 @@ class Line:
     causal: bool = False
     dense: bool = False  # no list
     flex: bool = False  # FlexAttention
+    kernel: str = ""  # a row of ours that is forced
+
+    def forced(self, verb: str) -> dict[str, bytes]:
+        """What a launch says of the kernel: the row's own pass is forced."""
+        names = self.kernel.startswith("flash_bwd") == (verb == "backward")
+        if self.kernel and names:
+            return {"kernel": self.kernel.encode()}
+        return {"implementation": b"flash"}
 
     def mask(self) -> str:
         """The field of a result's row; what it does not say of causality `causal` does."""
@@ -157,20 +169,21 @@ class Cell:
         elif line.dense:
             listed = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         else:
-            listed = listed_blocks(line, self.heads, self.seq, self.generator)[None]
+            words = f"{self.seq} {self.dim} {line.mask()} {line.causal}"
+            generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
+            listed = listed_blocks(line, self.heads, self.seq, generator)[None]
             kept = block_list(listed[0])
         if kept:
             spec.block_row_offsets, spec.block_index = (view(x) for x in kept)
             spec.block_q = spec.block_k = line.block
         o = torch.full_like(self.q, torch.nan)
         lse = torch.full(o.shape[:3], torch.nan, device="cuda")
-        free = capi.Launch(implementation=b"flash")
         forward = Pass(
             self.library,
             "forward",
             capi.Forward(q=view(self.q), k=view(self.k), v=view(self.v), o=view(o), lse=view(lse)),
             spec,
-            free,
+            capi.Launch(**line.forced("forward")),
         )
         tensors = [kept, selection, o, lse, self._workspace(forward)]
         forward.run()
@@ -184,8 +197,10 @@ class Cell:
                 forward.run()
 
             passes = {"select": (selection.run, "select"), "fwd": (both, f"select+{kernel}")}
-        elif self.backward:
+        elif self.backward and not line.kernel.startswith("flash_fwd"):
             passes["bwd"] = self._backward_pass(line, listed, spec, (o, lse), tensors)
+        if line.kernel.startswith("flash_bwd"):
+            passes = {"bwd": passes["bwd"]} if "bwd" in passes else {}
         pairs = 1.0 if line.dense else float(listed.float().mean())
         return Timed(line, passes, 0.5 if line.causal and line.dense else pairs, tensors)
 
@@ -203,8 +218,8 @@ class Cell:
         args = capi.Backward(
             **{name: view(x) for name, x in given.items()}, d_o=view(self.d_o), **names
         )
-        free = capi.Launch(implementation=b"flash")
-        backward = Pass(self.library, "backward", args, spec, free)
+        forced = capi.Launch(**line.forced("backward"))
+        backward = Pass(self.library, "backward", args, spec, forced)
         tensors += [grads, self._workspace(backward)]
         backward.run()
         self._check_backward(line, listed, grads)
@@ -299,6 +314,12 @@ class Cell:
 FLOPS = {"select": 0, "fwd": 4, "bwd": 10}  # of a pair and a column
 
 
+def reason_of(line: Line) -> str:
+    if line.kernel:
+        return "forced by name"
+    return "" if line.flex else "the plan's own choice"
+
+
 def rows_of(cell: Cell, timed: list[Timed]) -> list[dict]:
     """Rows in the schema of `tilewise bench --format json`, printed as they come: TFLOP/s of listed
     pairs, and their share of dense attention's in the same cell."""
@@ -349,7 +370,7 @@ def rows_of(cell: Cell, timed: list[Timed]) -> list[dict]:
                     "live_mib": None,
                     "peak_mib": None,
                     "status": "ok",
-                    "reason": "" if one.line.flex else "the plan's own choice",
+                    "reason": reason_of(one.line),
                 }
             )
     return rows
@@ -359,7 +380,8 @@ def lines_of(options: argparse.Namespace, seq: int) -> list[Line]:
     lines = [Line(dense=True), Line(dense=True, causal=True)]
     if seq <= TOKENS:
         for block in options.blocks:
-            lines += [Line(block=block, density=d) for d in options.densities]
+            for kernel in ("", *options.beside):
+                lines += [Line(block=block, density=d, kernel=kernel) for d in options.densities]
         lines += [Line(density=0.1, kind="rows"), Line(density=0.25, causal=True)]
         if options.flex and seq == options.seqs[0]:
             lines += [Line(density=d, flex=True) for d in (1.0, 0.25, 0.1)]
@@ -382,6 +404,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, nargs="+", default=[128, 64])
     parser.add_argument("--densities", type=float, nargs="+", default=[1.0, 0.5, 0.25, 0.1, 0.05])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--beside", nargs="+", default=[], metavar="KERNEL", help="rows, forced")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <functional>
 #include <map>
 
@@ -397,8 +398,12 @@ void finish(Parser& p) {
     c.batch = static_cast<std::int64_t>(c.packed->q_lengths.size());
     c.seq_q = c.packed->tail_q;
     c.seq_k = c.packed->tail_k;
-    for (std::int64_t length : c.packed->q_lengths) c.seq_q += length;
-    for (std::int64_t length : c.packed->k_lengths) c.seq_k += length;
+    const auto add = [&](std::int64_t length, std::int64_t& rows) {
+      rows += length;
+      if (std::abs(rows) > Tensor::kMaxElems) fail("packed= has more than 2^56 rows");
+    };
+    for (std::int64_t length : c.packed->q_lengths) add(length, c.seq_q);
+    for (std::int64_t length : c.packed->k_lengths) add(length, c.seq_k);
     if (c.page_size > 0) give_pages(c);
     return;
   }

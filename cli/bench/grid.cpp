@@ -4,7 +4,6 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "cli/shell/args.h"
@@ -138,8 +137,13 @@ void pack(const GridFlags& flags, Case& c) {
   PackedCase packed;
   packed.q_lengths = packed.k_lengths = parse_axis("--packed", flags.packed, 0);
   c.batch = static_cast<std::int64_t>(packed.q_lengths.size());
-  c.seq_q = c.seq_k =
-      std::accumulate(packed.q_lengths.begin(), packed.q_lengths.end(), std::int64_t{0});
+  c.seq_q = 0;
+  for (const std::int64_t length : packed.q_lengths) {
+    if (length > Tensor::kMaxElems - c.seq_q)
+      throw BadInput(fmt::format("--packed '{}': expected at most 2^56 rows", flags.packed));
+    c.seq_q += length;
+  }
+  c.seq_k = c.seq_q;
   c.packed = std::move(packed);
 }
 

@@ -60,8 +60,8 @@ class Verdict {
       : base_(std::move(base)), other_(std::move(other)), matches_(matches(rows, base_, other_)) {}
 
   std::string text() const {
-    std::string out =
-        fmt::format("\n**{} against {}**, {} passes\n\n", other_, base_, matches_.size());
+    std::string out = fmt::format("\n**{} against {}**: both ran in {} of {} passes\n\n", other_,
+                                  base_, all_speeds().size(), matches_.size());
     for (const std::string& line : {speed(), losses(), memory(), running_out()}) {
       if (!line.empty()) out += "- " + line + "\n";
     }
@@ -134,15 +134,16 @@ class Verdict {
   std::string memory() const {
     const std::vector<double> peak = shares([](const Measurement& row) { return row.peak_bytes; });
     if (peak.empty()) return "";
-    return fmt::format("Memory, of {}'s: live {}, peak {}.", base_, range(live()), range(peak));
+    return fmt::format("Memory over that of {}: live {}, peak {}.", base_, range(live()),
+                       range(peak));
   }
   std::string running_out() const {
     const std::int64_t before = out_of_memory(&Match::base), after = out_of_memory(&Match::other);
     if (before == 0 && after == 0) return "No run was out of memory.";
     for (const Match& m : matches_) {
       if (m.base->status != Status::oom && m.other->status != Status::oom) continue;
-      return fmt::format("Out of memory: {} passes with {}, {} with {}; first at {}.", before,
-                         base_, after, other_, name_of(*m.base));
+      return fmt::format("Out of memory: {} in {} passes, {} in {}; first at {}.", base_, before,
+                         other_, after, name_of(*m.base));
     }
     return "";
   }
@@ -157,11 +158,11 @@ class Verdict {
   std::string conclusion() const {
     if (all_speeds().empty()) return "No conclusion: both measured no common problem.";
     const char* time = is_faster() ? "is faster" : is_slower() ? "is slower" : "takes as long";
-    const char* keeps = keeps_less() ? "keeps less" : "stores as much or more";
+    const char* keeps = keeps_less() ? "keeps less memory" : "stores as much or more";
     const char* so = keeps_less()
                          ? (is_slower() ? "it trades time for memory" : "longer sequences fit")
                          : "stored data limits the length as before";
-    return fmt::format("Conclusion: {} {} and {}: {}.", other_, time, keeps, so);
+    return fmt::format("Conclusion: {} {} and {}, so {}.", other_, time, keeps, so);
   }
   std::string next_step() const {
     if (all_speeds().empty()) return "Next: shorter sequences, or a larger --mem-limit.";

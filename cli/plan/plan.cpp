@@ -90,7 +90,7 @@ int plan(const CLI::App& app, const PlanFlags& flags) {
   }
   if (flags.serve) {
     const Machine machine = machine_of(flags.hardware, flags.common);
-    const Served served{.layers = parse_integer("--layers", flags.layers, 1),
+    const Served served{.layers = parse_integer("--layers", flags.layers, 1, 1000),
                         .weight_bytes = parse_bytes("--weights", flags.weights)};
     GridFlags grid = flags.grid;
     if (grid.seq_q.empty()) grid.seq_q = "1";

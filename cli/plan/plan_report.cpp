@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/shell/args.h"
+#include "plan/significant.h"
 
 namespace tilewise::cli {
 namespace {
@@ -17,11 +18,13 @@ std::string bounds_lines(const Bounds& b, const Hardware& machine) {
   std::string busy;
   if (b.filled < 1.0) busy = fmt::format(" with {:.0f} % of the {} busy", 100.0 * b.filled, units);
   return fmt::format(
-      "  bounds     at least {:.3g} ms: launch {:.3g}, memory {:.3g}, compute {:.3g}\n"
-      "  bound by   {}: its bytes at the copy rate {:.3g} ms, its products {:.3g} ms{}\n"
-      "  intensity  {:.3g} FLOP per byte; this machine is compute-bound above {:.3g}\n",
-      b.least_ms(), b.launch_ms, b.memory_ms, b.compute_ms, b.verdict(), b.counted_memory_ms,
-      b.counted_compute_ms, busy, b.intensity, b.ridge);
+      "  bounds     at least {} ms: launch {}, memory {}, compute {}\n"
+      "  bound by   {}: its bytes at the copy rate {} ms, its products {} ms{}\n"
+      "  intensity  {} FLOP per byte; this machine is compute-bound above {}\n",
+      significant(b.least_ms(), 3), significant(b.launch_ms, 3), significant(b.memory_ms, 3),
+      significant(b.compute_ms, 3), b.verdict(), significant(b.counted_memory_ms, 3),
+      significant(b.counted_compute_ms, 3), busy, significant(b.intensity, 3),
+      significant(b.ridge, 3));
 }
 
 /// The fraction of pairs that is computed, for masked problems that are not packed.
@@ -50,16 +53,15 @@ std::string help_lines(const std::vector<Help>& helps, bool fits) {
     for (const Help& help : helps) {
       out += fmt::format("  {} peak: {}\n", bytes_text(help.peak_bytes), help.what);
     }
-    return out.empty() ? "the model knows no change that makes it fit\n"
+    return out.empty() ? "no change is predicted to make it fit\n"
                        : "changes that make it fit, predicted\n" + out;
   }
   for (const Help& help : helps) {
     if (help.gain < kLeastGain) break;
-    const std::string ms =
-        help.ms < 1000.0 ? fmt::format("{:.3g}", help.ms) : fmt::format("{:.0f}", help.ms);
-    out += fmt::format("  {:.2f} times faster, {} ms: {}\n", help.gain, ms, help.what);
+    out += fmt::format("  {:.2f} times faster, {} ms: {}\n", help.gain, significant(help.ms, 3),
+                       help.what);
   }
-  return out.empty() ? "the model knows no change that helps by 5 %\n"
+  return out.empty() ? "no change is predicted to help by 5 %\n"
                      : "changes that help, predicted\n" + out;
 }
 

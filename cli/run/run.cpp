@@ -149,7 +149,7 @@ Table outcome_table(const std::vector<Outcome>& outcomes, const Setting& s) {
   std::vector<Column> columns = {{"implementation"}, {"kernel"}, {"forward_ms"}};
   if (s.tensors.has_backward()) columns.push_back({"backward_ms"});
   for (const Expected& expected : s.truth) {
-    columns.push_back({"max|" + expected.name + " - ref|", Column::kScientific});
+    columns.push_back({"max_error_" + expected.name, Column::kScientific});
   }
   if (!s.truth.empty()) columns.push_back({"agrees"});
   Table table(columns);

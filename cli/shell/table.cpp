@@ -7,9 +7,13 @@
 #include <cmath>
 
 #include "cli/shell/args.h"
+#include "plan/significant.h"
 
 namespace tilewise::cli {
 namespace {
+
+/// Width up to which texts of the last column are padded.
+constexpr std::size_t kLongText = 40;
 
 /// Columns of a terminal that UTF-8 text takes: one a code point, which holds for all text of ours.
 std::size_t width_of(std::string_view text) {
@@ -59,7 +63,7 @@ std::string Table::cell_text(const Value& value, const Column& column) const {
     const double number = value.get<double>();
     if (column.decimals == Column::kScientific) return fmt::format("{:.1e}", number);
     const bool tiny = number != 0.0 && std::abs(number) < 0.5 * std::pow(10.0, -column.decimals);
-    return tiny ? fmt::format("{:.1g}", number) : fmt::format("{:.{}f}", number, column.decimals);
+    return tiny ? significant(number, 1) : fmt::format("{:.{}f}", number, column.decimals);
   }
   return value.dump();
 }
@@ -83,6 +87,10 @@ std::string Table::markdown() const {
   for (std::size_t c = 0; c < columns; ++c) {
     right[c] = std::any_of(rows_.begin(), rows_.end(),
                            [&](const std::vector<Value>& row) { return row[c].is_number(); });
+  }
+  // Padding a last column of long texts would only widen every line.
+  if (columns > 0 && !right.back()) {
+    widths.back() = std::min(widths.back(), std::max(kLongText, width_of(columns_.back().name)));
   }
   std::string out = "|";
   for (std::size_t c = 0; c < columns; ++c) {

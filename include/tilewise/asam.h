@@ -76,8 +76,8 @@ struct Config {
   // The model around the layers.
   int layers = 1;
   bool final_norm = true;  ///< LayerNorm after the last layer
-  /// 0: the input is (B, n, dim). Else it is int32 (B, n), token numbers below `vocabulary`:
-  /// another number throws InvalidArgument on a CPU, and its features are NaN on CUDA.
+  /// 0: the input is (B, n, dim). Else it is int32 (B, n), token numbers below `vocabulary`.
+  /// Another number throws InvalidArgument on a CPU. On CUDA its features are NaN.
   std::int64_t vocabulary = 0;
   std::int64_t classes = 0;  ///< 0: the output is (B, n, dim); else (B, classes) logits
   Readout readout = Readout::mean;
@@ -96,14 +96,14 @@ struct Config {
   std::uint64_t seed = 0;  ///< seed of the initial weights and of dropout
 };
 
-/// What of a padded batch counts, beside the layer's own pattern. On the model's device.
+/// Restricts a padded batch, in addition to the layer's own pattern. On the model's device.
 struct Visible {
-  /// int32 (B): tokens of each sequence; the others follow them and are padding. Nobody attends to
-  /// padding. The working gate, its patterns and the read-out leave it out; the published gate
-  /// pools it, as published. From 0 to n. Not given: all tokens.
+  /// int32 (B): tokens of each sequence, from 0 to n. Padding follows them, and no token attends to
+  /// it. The working gate, its patterns and the read-out leave it out. The published gate pools it.
+  /// Not given: all tokens.
   Tensor lengths = {};
-  /// bool, broadcasts to (B, heads, n, n): true = the pair may attend. Rows of false only attend to
-  /// nothing, and their attention is 0.
+  /// bool, broadcasts to (B, heads, n, n): true = the pair may attend. A row without true attends
+  /// to no key, and its attention is 0.
   Tensor mask = {};
 };
 
@@ -191,8 +191,9 @@ class TILEWISE_API Trainer {
   Trainer(Model& model, const TrainOptions& options = {});
   ~Trainer();
 
-  /// One step. x: the model's input; labels: int32 (B), below classes. Every step drops anew.
-  /// Another label throws InvalidArgument on a CPU; on CUDA the loss is NaN and the step skipped.
+  /// One step. x: the model's input; labels: int32 (B), below classes. Every step draws new dropout
+  /// bits. Another label throws InvalidArgument on a CPU. On CUDA the loss is NaN, and the step is
+  /// skipped.
   void step(const Tensor& x, const Tensor& labels, const Visible& visible = {});
   /// Waits for the device.
   TrainStatus status() const;

@@ -82,22 +82,22 @@ TILEWISE_API void select_block_mask(const Tensor& q, const Tensor& k,
                                     const Launch& launch = {});
 
 /// The scores that the pooled scorer compares, before the softmax: contiguous float32 (B, Hq, query
-/// blocks, key blocks). A block that a row excludes has -inf. Of `selection`, the rule, what is
-/// kept and the scorer are ignored. Throws InvalidArgument, Unsupported (on a GPU).
+/// blocks, key blocks). A block that a row excludes has -inf. The rule, the kept blocks and the
+/// scorer of `selection` are ignored. Throws InvalidArgument, Unsupported (on a GPU).
 TILEWISE_API void score_blocks(const Tensor& q, const Tensor& k, const BlockSelection& selection,
                                const Tensor& scores, const Launch& launch = {});
 
 /// dq and dk from the gradient of the scores, which is like the scores: float32, with the shapes of
-/// q and k and any strides. A maximum and a minimum give theirs to the first token that has it, and
-/// scores of -inf give nothing. Throws InvalidArgument, Unsupported (on a GPU).
+/// q and k and any strides. A maximum and a minimum pass theirs to the first token that has it.
+/// Scores of -inf pass no gradient. Throws InvalidArgument, Unsupported (on a GPU).
 TILEWISE_API void score_blocks_backward(const Tensor& q, const Tensor& k,
                                         const BlockSelection& selection, const Tensor& d_scores,
                                         const Tensor& dq, const Tensor& dk,
                                         const Launch& launch = {});
 
 /// Which blocks of sorted tokens share clusters. A token belongs to the centroid of the largest
-/// cosine. Of a query block the `top` clusters with the most tokens count, of a key block all; and
-/// only clusters with more than threshold / C of the block's tokens.
+/// cosine. A cluster counts in a block if it has more than threshold / C of the block's tokens. In
+/// a query block only the `top` clusters with the most tokens count.
 struct ClusterRouting {
   std::int64_t block_q = 64, block_k = 64;  ///< tokens per block, >= 1
   std::int64_t top = 2;                     ///< 1 to C

@@ -55,7 +55,7 @@ def block_scores(
     """The scores by which select_blocks chooses: float32 (B, Hq, query blocks, key blocks).
 
     They have gradients for q and k. Shapes and options are those of select_blocks with its scorer
-    "pooled"; a softmax over the last axis gives its probabilities. causal gives blocks past the
+    "pooled". A softmax over the last axis gives its probabilities. causal gives blocks past the
     diagonal -inf. No buffer has an element per pair of tokens. Raises ValueError.
     """
     block_k = block_q if block_k is None else block_k
@@ -121,11 +121,11 @@ def cluster_route(
 ) -> ClusterRoute:
     """Sorts tokens by their nearest centroid, and pairs the blocks that share clusters.
 
-    centroids: (Hk, C, D). A token belongs to the centroid of the largest cosine. Of a query block,
-    the `top` clusters with the most tokens count, of a key block all; and only clusters with more
-    than threshold / C of the block's tokens. Blocks that share such a cluster are paired. Every
-    query block also gets the key block that shares the most tokens with it. key_lengths: int32
-    (B), keys that are no padding.
+    centroids: (Hk, C, D). A token belongs to the centroid of the largest cosine. A cluster counts
+    in a block if it has more than threshold / C of the block's tokens. In a query block only the
+    `top` clusters with the most tokens count. Blocks that share a cluster are paired. Every query
+    block also gets the key block that shares the most tokens with it. key_lengths: int32 (B), the
+    number of keys before the padding.
 
     No buffer has an element per pair of tokens, and the call never waits for a GPU. There is no
     gradient. Raises ValueError.

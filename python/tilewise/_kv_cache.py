@@ -145,8 +145,8 @@ def flash_attn_with_kvcache(
 
     - k_cache, v_cache: (B_cache, S_cache, Hk, D), or pages (pages, page_size, Hk, D) with
       block_table int32 (B, max_pages).
-    - k, v: (B, S_new, Hk, D), first appended in place after the existing cache_seqlens keys (int,
-      or int32 (B)). causal and window count from the end of each entry's keys.
+    - k, v: (B, S_new, Hk, D). They are first appended in place, after the cache_seqlens keys (int,
+      or int32 (B)) that are there. causal and window count from the end of each entry's keys.
     - cache_batch_idx: int (B), the cache entry of each entry of q.
     - cache_leftpad: int32 (B), the number of padding rows at the start of each entry. They count in
       cache_seqlens and are never read.

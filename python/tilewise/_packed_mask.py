@@ -30,8 +30,8 @@ def _torch_words(torch: Any, mask: Any, width: int) -> Any:
 def mask_words(mask: Any) -> Any:
     """The words of packed_mask: int32 (..., Sq, W) with W = ceil(Sk / 32), an eighth of the mask.
 
-    mask: bool (..., Sq, Sk), a torch tensor on any device or an array of NumPy; the words are of
-    the same kind, on the same device. Bit j % 32 of word j / 32 of row i is 1 where query i sees
+    mask: bool (..., Sq, Sk), a torch tensor on any device or a NumPy array. The words are of the
+    same kind, on the same device. Bit j % 32 of word j / 32 of row i is 1 where query i sees
     key j. Raises ValueError for another type and for fewer than two axes.
     """
     torch = sys.modules.get("torch")

@@ -167,10 +167,10 @@ def select_blocks(
     causal excludes blocks past the diagonal, which is attention's bottom_right. key_lengths is
     int32 (B).
 
-    scorer "antidiagonal" sums logits along the antidiagonal of every tile of stride x stride pairs,
-    and takes a softmax over a row of tiles; stride divides both blocks. "vertical_slash" uses the
-    last block of queries: the rule selects key blocks, and distances, by their probabilities, and
-    every row attends to both. weights only count for "pooled".
+    scorer "antidiagonal" sums logits along the antidiagonal of every tile of stride x stride pairs.
+    It takes a softmax over a row of tiles. stride divides both blocks. "vertical_slash" uses the
+    last block of queries. Its rule selects key blocks and distances by their probabilities, and
+    every row attends to both. Only "pooled" reads weights.
 
     No buffer has an element per pair of tokens, and the call never waits for a GPU. There is no
     gradient. Raises ValueError (wrong argument) or NotImplementedError (on a GPU: head dims above

@@ -1,7 +1,8 @@
 """torch.func.vmap of the operators: the mapped axis becomes part of the batch.
 
 Some calls cannot be folded and run as a loop: sinks per entry, packed or paged sequences, block
-lists, gradients of bias and sinks, and dropout, whose bits depend on the batch index.
+lists, and gradients of bias and sinks. Dropout also loops, because its bits depend on the batch
+index.
 """
 
 from __future__ import annotations

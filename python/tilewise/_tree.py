@@ -44,8 +44,8 @@ def _ancestors(parents: Any) -> Any:
 def tree_words(parents: Any) -> Any:
     """The words of tree_mask: NumPy int32 (n, W) or (B, n, W), W a power of two, n <= 32 W.
 
-    Bit t % 32 of word t / 32 of row i is 1 if node i sees node t: itself or an ancestor. parents
-    are integers on the host: (n,), or (B, n) with a tree per sequence. An entry is the parent of
+    Bit t % 32 of word t / 32 of row i is 1 if node t is node i or its ancestor. parents are
+    integers on the host: (n,), or (B, n) with a tree per sequence. An entry is the parent of
     its node, which must come before it, or -1 for a root. Raises ValueError for a parent that does
     not come before its node, and for more than 1024 nodes.
     """

@@ -100,7 +100,7 @@ def scaled_dot_product_attention(
 
     query is (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), and the result (..., Hq, L,
     Ev). Leading axes broadcast. With enable_gqa, Hq may be a multiple of H. attn_mask is a bool or
-    float tensor that broadcasts to (..., Hq, L, S), or causal_upper_left(L, S) or
+    float tensor that broadcasts to (..., Hq, L, S). It may also be causal_upper_left(L, S) or
     causal_lower_right(L, S) from torch.nn.attention.bias. Raises SdpaError for arguments
     that do not fit.
     """

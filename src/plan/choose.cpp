@@ -10,6 +10,7 @@
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/problem_key.h"
+#include "plan/significant.h"
 #include "plan/time_model.h"
 
 namespace tilewise {
@@ -61,11 +62,7 @@ Plan make_plan(const Problem& p, const KernelRow& row, Prepared prepared) {
   return plan;
 }
 
-std::string ms_text(double ms) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g ms", ms);
-  return text;
-}
+std::string ms_text(double ms) { return significant(ms, 3) + " ms"; }
 
 /// Why a row is not even asked whether it supports the problem; empty when it is.
 std::string passed_over(const KernelRow& row, const Choice& choice) {

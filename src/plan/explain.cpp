@@ -3,6 +3,7 @@
 
 #include "plan/accounting.h"
 #include "plan/choose.h"
+#include "plan/significant.h"
 #include "tilewise/plan.h"
 
 namespace tilewise {
@@ -77,8 +78,9 @@ std::string explain(const Plan& p) {
   if (p.block_m > 0)
     text += line("  tiles      %d x %d (query rows x keys), %d split%s\n", p.block_m, p.block_n,
                  p.splits, p.splits == 1 ? "" : "s");
-  text += line("  work       %.4g GFLOP, %.4g GB moved, predicted %.4g ms\n", p.flops * 1e-9,
-               p.bytes_moved * 1e-9, p.predicted_ms);
+  text += "  work       " + significant(p.flops * 1e-9, 4) + " GFLOP, " +
+          significant(p.bytes_moved * 1e-9, 4) + " GB moved, predicted " +
+          significant(p.predicted_ms, 4) + " ms\n";
   text += "  memory     " + bytes_text(p.live_bytes()) + " live before backward, " +
           bytes_text(p.peak_bytes()) + " peak\n";
   std::size_t name_width = 17, shape_width = 28;

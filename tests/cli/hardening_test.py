@@ -107,6 +107,12 @@ class Hardening(unittest.TestCase):
             "--density '2': expected a number from 0 to 1", "layer", "train", "--density=2"
         )
 
+    def test_sums_and_products_of_sizes_do_not_overflow(self) -> None:
+        packed = "9223372036854775807,1"
+        self.assert_refused("expected at most 2^56 rows", "plan", "--packed", packed)
+        layers = str(10**17)
+        self.assert_refused("from 1 to 1000", "plan", "--serve", "--seq", "8", "--layers", layers)
+
     def test_a_word_that_no_command_takes_is_named(self) -> None:
         self.assert_refused("'extra' is not an argument of tilewise plan", "plan", "extra", "more")
         self.assert_refused(

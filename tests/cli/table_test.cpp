@@ -20,6 +20,18 @@ TEST(TableTest, MarkdownIsAlignedAndNumbersStandRight) {
             "| eager\\|x | 16384 |  OOM |         |\n");
 }
 
+TEST(TableTest, LongTextsOfTheLastColumnArePaddedUpToFortyCharacters) {
+  Table table({{"what"}, {"value"}});
+  table.add({"a", std::string(60, 'x')});
+  table.add({"b", "short"});
+  const std::string expected =
+      "| what | value                                    |\n"
+      "|:-----|:-----------------------------------------|\n"
+      "| a    | " +
+      std::string(60, 'x') + " |\n" + "| b    | short                                    |\n";
+  EXPECT_EQ(table.markdown(), expected);
+}
+
 TEST(TableTest, CsvQuotesWhatNeedsIt) {
   Table table({{"a"}, {"b"}});
   table.add({"x, \"y\"", true});
@@ -34,8 +46,9 @@ TEST(TableTest, JsonKeepsTypesAndOrder) {
 TEST(TableTest, SmallNumbersDoNotBecomeZero) {
   Table table({{"x", 3}});
   table.add({0.0002});
+  table.add({0.0000213});
   table.add({0.0});
-  EXPECT_EQ(table.csv(), "x\n0.0002\n0.000\n");
+  EXPECT_EQ(table.csv(), "x\n0.0002\n0.00002\n0.000\n");
 }
 
 TEST(TableTest, ConstantsMoveOut) {

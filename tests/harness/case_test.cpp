@@ -143,6 +143,9 @@ TEST(Case, ErrorsNameTheWordAndWhatIsAccepted) {
   expect_error("b2 s4 lengths=1", "one length for each of the 2");
   expect_error("packed=3,4 s4", "packed=");
   expect_error("packed=3,4/1", "packed=Q,Q");
+  std::string many = "packed=72057594037927936";
+  for (int n = 0; n < 200; ++n) many += ",72057594037927936";
+  expect_error(many, "more than 2^56 rows");
   expect_error("b1 s4 paged=4", "lengths=");
   expect_error("s99999999999999999999", "an integer instead of");
   expect_error("s9223372036854775807", "an integer within 2^56 of 0");

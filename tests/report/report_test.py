@@ -318,7 +318,7 @@ class Verdicts(unittest.TestCase):
                     row["ms_median"] *= 2
         after = {claim.title: claim.figures for claim in judge_all(self.evidence(changed))}
         different = {title for title in before if before[title] != after[title]}
-        self.assertIn("Length: t, 4t, 16t, 64t", different)
+        self.assertIn("Time over the length: t, 4t, 16t, 64t", different)
         self.assertIn("Flash is 2, 5, 15, 40 times faster", different)
         self.assertNotIn("The column fwd_peak_mem_MB is a peak", different)
 

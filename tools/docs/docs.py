@@ -218,13 +218,19 @@ def plot(result: Result, path: Path) -> None:
                     color=COLORS.get(name),
                 )
         axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0f}" if x < 1024 else f"{x / 1024:.0f}k")
         axis.set_yscale("log")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("sequence length", fontsize=9)
         axis.tick_params(labelsize=8)
         axis.grid(True, which="major", alpha=0.3)
     axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(f"{result.name}: head dim {dim}", fontsize=10)
+    first = rows[0]
+    figure.suptitle(
+        f"batch {first['batch']}, {first['heads']} head, dim {dim}, {first['dtype']}, "
+        f"{'causal' if causal else 'full'}, {result.environment['cpu']}",
+        fontsize=10,
+    )
     save_svg(figure, path)
     plt.close(figure)
 

@@ -13,11 +13,13 @@
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
+#include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/kernels/mla_sm90/choice.h"
 #include "guard_draw.h"
 
 namespace tilewise::cuda {
@@ -118,6 +120,21 @@ void add_drawn_mma(UnitList& units) {
   for (int i = 0; i < kDrawnMmaPages; ++i) add_mma(units, draw.paged(), draw);
 }
 
+/// Each field of the two configs of decoding in a value that the pack does not hold.
+void add_decoding(UnitList& units) {
+  using Config = decode_sm90::Config;
+  for (const Config& config :
+       {Config{.element = tile::Element::fp16, .row_warps = 2},
+        Config{.row_warps = 4, .modified = true}, Config{.box_rows = 0, .whole_rows = false},
+        Config{.box_rows = 0, .whole_rows = false, .paged = true},
+        Config{.box_rows = 32, .whole_rows = false, .paged = true, .tree = true},
+        Config{.head_dim = 192, .head_dim_v = 64, .row_warps = 2, .stages = 4, .blocks = 1},
+        Config{.head_dim = 256, .head_dim_v = 256, .blocks = 1, .modified = true}})
+    units.add(decode_unit(config), 90);
+  units.add(mla_unit({.element = tile::Element::fp16}), 90);
+  for (const bool paged : {false, true}) units.add(mla_unit({.paged = paged, .few = true}), 90);
+}
+
 }  // namespace
 
 std::vector<TargetUnit> guard_units() {
@@ -137,6 +154,7 @@ std::vector<TargetUnit> guard_units() {
   add_drawn(units);
   add_drawn_options(units);
   add_drawn_mma(units);
+  add_decoding(units);
   return units.take();
 }
 

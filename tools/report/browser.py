@@ -110,7 +110,10 @@ def draw_everything(driver: webdriver.Chrome) -> None:
         if state == "all":
             return
         if state == "ready" and not asked:
-            driver.execute_script("delete document.documentElement.dataset.drawn; drawEverything()")
+            # The command returns before the drawing, whose first part alone may take 20 s.
+            driver.execute_script(
+                "delete document.documentElement.dataset.drawn; setTimeout(drawEverything)"
+            )
             asked = True
         time.sleep(0.2)
 

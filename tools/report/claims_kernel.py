@@ -77,7 +77,7 @@ def quadratic_time(e: Evidence) -> Claim:
     ]
     return Claim(
         "002",
-        "Length: t, 4t, 16t, 64t",
+        "Time over the length: t, 4t, 16t, 64t",
         "At 256, 512, 1024, 2048 the baseline takes t, 4t, 16t, 64t.",
         f"{e.card_name}: {listed(predicted)} times.",
         "" if tables else missing(SCALING),
@@ -105,7 +105,7 @@ def linear_batch_and_heads(e: Evidence) -> Claim:
             )
     return Claim(
         "002",
-        "Batch and heads: t, 2t, 2t, 4t",
+        "Time over batch and heads: t, 2t, 2t, 4t",
         "(1, 1), (2, 1), (1, 2), (4, 1) take t, 2t, 2t, 4t at length 512.",
         f"{e.card_name}: batch {listed(told['batch'])} times for 1, 2, 4; heads "
         f"{listed(told['heads'])} for 1, 2.",
@@ -305,7 +305,7 @@ def flash_gains(e: Evidence) -> Claim:
         tables.append(figures)
         good = sum(times_faster >= claimed[n] for n, times_faster in gain.items())
         reached, total = reached + good, total + len(gain)
-        told.append(f"{good} of {len(gain)} on the {short(grid.machine)}")
+        told.append(f"{good} of {len(gain)} lengths on the {short(grid.machine)}")
     return Claim(
         "002",
         "Flash is 2, 5, 15, 40 times faster",
@@ -313,8 +313,7 @@ def flash_gains(e: Evidence) -> Claim:
         f"{e.card_name}: {listed([row['predicted'] for row in rows])} times.",
         "" if tables else missing(SCALING),
         OPEN if not total else HOLDS if reached == total else PARTLY if reached else FAILS,
-        f"Our flash reaches the claim at {joined(told)} lengths, against a baseline that is ours "
-        f"too."
+        f"Our flash reaches the claim at {joined(told)}, against a baseline that is ours too."
         if told
         else f"The plan expects {listed([row['predicted'] for row in rows])} times.",
         tables,

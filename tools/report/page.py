@@ -226,7 +226,7 @@ def render(
             f"more than 1 %</summary>{rows}</details>"
         )
     roofs = "".join(f'<div class="plot" id="roof{i}"></div>' for i in range(len(rooflines)))
-    machines = ", ".join(dict.fromkeys(result.machine for result in results))
+    machines = "; ".join(dict.fromkeys(result.machine for result in results))
     # A script's text must not close its element.
     encoded = json.dumps(data).replace("</", "<\\/")
     parts = {

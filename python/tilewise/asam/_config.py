@@ -1,4 +1,4 @@
-"""What an ASAM layer is made of."""
+"""The configuration of an ASAM layer."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,27 @@ CHOICES = ("local", "strided", "clustered", "hierarchical", "selected")
 
 @dataclass
 class ASAMConfig:
-    """What a layer is made of; the published names and defaults first (docs/asam.md).
+    """The configuration of an ASAM layer (docs/asam.md).
 
-    dim: features of a token. num_heads, dim_head: attention's heads and their features.
-    dropout: probability, after the output projection and in the feed-forward network.
-    pattern_type: one of PATTERNS; mode "adaptive": one of CHOICES or "auto". "" is "hierarchical"
-    as published, "auto" in the adaptive mode. window_size: keys of the local pattern. stride: of
-    the strided one, in tokens. num_clusters: of the clustered one. use_adaptive_gate: mix the
-    sparse with dense attention. gate_hidden_dim: of the adaptive gate (the published one has 128
-    whatever it says). use_gradient_checkpointing: the working mode recomputes each layer in
-    backward; published, and read by no published code.
+    mode: "adaptive" is the working layer, "faithful" the published one. The published names:
 
-    mode: "adaptive", the working layer, or "faithful", the published one. Further, for the working
-    layer alone: causal; block_size, tokens of a block; density, the share of key blocks that
-    "selected" keeps; route_above: a gate from there on runs sparse alone, one from 1 - route_above
-    down runs dense alone (inference).
+    - dim: features per token. num_heads, dim_head: attention heads and their features.
+    - dropout: probability after the output projection and in the feed-forward network.
+    - pattern_type: one of PATTERNS; in the adaptive mode one of CHOICES or "auto". "" means
+      "hierarchical" in the published mode and "auto" in the adaptive mode.
+    - window_size: keys of the local pattern. stride: stride of the strided pattern, in tokens.
+      num_clusters: clusters of the clustered pattern.
+    - use_adaptive_gate: mixes sparse with dense attention.
+    - gate_hidden_dim: hidden features of the adaptive gate. The published gate always has 128.
+    - use_gradient_checkpointing: the working layer recomputes each layer in backward. The
+      published code does not read it.
+
+    Only the working layer reads these:
+
+    - causal: masks later tokens. block_size: tokens per block.
+    - density: fraction of the key blocks that "selected" keeps.
+    - route_above: in inference, gates of this value and more run only the sparse branch. Gates of
+      at most 1 - route_above run only the dense branch.
     """
 
     dim: int = 512

@@ -11,9 +11,9 @@ class AdaptiveGate(nn.Module):
     """How far each head attends sparsely: g = sigmoid((t - c) p / |tau|).
 
     forward: x (B, n, dim) -> g (B, heads, n), confidence (B, heads), pattern logits (B, 4).
-    c is the estimated complexity and p the confidence, both from pooled features; t and tau are
-    learned. A layer feeds it LayerNorm's output, whose features sum to 0 (for gamma = 1, beta = 0),
-    and the features are pooled by a sum over that axis: the published gate is a constant.
+    c is the estimated complexity and p the confidence, both from pooled features. t and tau are
+    learned. The input is LayerNorm's output, whose features sum to 0 (for gamma = 1, beta = 0).
+    Pooling sums over that axis, so the published gate is a constant.
     """
 
     def __init__(

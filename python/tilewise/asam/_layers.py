@@ -1,8 +1,8 @@
 """ASAM's layers on tilewise's attention, published and working (docs/asam.md).
 
-Every layer takes x (B, n, dim) and an optional mask (bool, True = attend, broadcast to
-(B, heads, n, n)), and returns (y, info): y (B, n, dim), info a dict where return_info is set, else
-None. Parameters have the published names, so that published checkpoints load.
+Every layer takes x (B, n, dim) and an optional mask: bool, True = attend, broadcast to
+(B, heads, n, n). It returns (y, info): y is (B, n, dim), and info is a dict if return_info is set,
+else None. Parameters have the published names, so published checkpoints load.
 """
 
 from dataclasses import replace
@@ -73,9 +73,9 @@ class DynamicSparseDenseAttention(nn.Module):
 class ASAMLayer(nn.Module):
     """Pre-norm attention and feed-forward network: x + A(LN x), then x + F(LN x).
 
-    mode "faithful": the published layer, the report's "Original", whose "sparse" path computes n^2
-    scores. mode "adaptive": RoutedAttention, and key_lengths, int32 (B): tokens of each sequence,
-    whose padding nobody attends to and no choice sees.
+    mode "faithful" is the published layer, the report's "Original". Its "sparse" path computes n^2
+    scores. mode "adaptive" is RoutedAttention, with key_lengths, int32 (B): tokens of each
+    sequence. No token attends to padding, and no choice reads it.
     """
 
     def __init__(self, config: ASAMConfig) -> None:
@@ -206,8 +206,8 @@ class ASAMEncoder(nn.Module):
 class EfficientASAMLayer(nn.Module):
     """Attention over a local window, by a window where the published code builds an n x n mask.
 
-    As published: no bias in the projections, no norm before the feed-forward network, dropout on
-    the probabilities too, and a window only for more than window_size tokens.
+    As published, the projections have no bias and the feed-forward network no norm before it.
+    Dropout acts on the probabilities too. The window applies only to more than window_size tokens.
     """
 
     def __init__(
@@ -266,8 +266,8 @@ class FlashASAMLayer(EfficientASAMLayer):
 class OptimizedASAMLayer(nn.Module):
     """Local attention, or the mean of local attention and attention to every stride-th key.
 
-    As published: keys before the first and after the last token are zeros that take probability,
-    the gate is computed and not used, mask is not read, and dropout acts on the probabilities.
+    As published, keys before the first and after the last token are zeros that take probability.
+    The gate is computed and not used. mask is not read. Dropout acts on the probabilities.
     """
 
     STRIDE, LOCAL_WINDOW = 32, 16

@@ -56,10 +56,9 @@ class Pool:
 class RoutedAttention(nn.Module):
     """a = g Sparse(q, k, v) + (1 - g) Dense(q, k, v), each only where its weight is not 0.
 
-    Every head stands twice in one attention call, as two query heads of one key head: the first
-    with the blocks of its pattern, the second with all. A list is empty where the gate routes the
-    head past it; its output is 0 there and costs nothing. Training runs both, so that the gate's
-    gradient is exact.
+    One attention call has every head twice, as two query heads of one key head. The first has the
+    blocks of its pattern, the second all blocks. If the gate routes a head past a list, the list is
+    empty: its output is 0 and costs nothing. Training runs both, so the gate's gradient is exact.
     """
 
     def __init__(self, config: ASAMConfig) -> None:

@@ -148,10 +148,10 @@ def learn(
 ) -> Iterator[dict[str, Any]]:
     """Trains each of `kinds` on the same batches, then examines it at n tokens.
 
-    n, steps (of the first stage): the task's own where None. seed: of weights and batches. The row:
-    accuracy in percent on `examined` new sequences, the same for all kinds; density, the share of
-    block pairs that ran in inference, the dense lists counted in; sparsity_percent, what did not
-    run.
+    n, steps (of the first stage): None means the task's own. seed: seed of weights and batches. A
+    row has the accuracy in percent on `examined` new sequences, the same for all kinds. density is
+    the fraction of block pairs that ran in inference, dense lists included. sparsity_percent is the
+    rest.
     """
     task = TASKS[name]
     n = n or task.length

@@ -175,8 +175,19 @@ TEST(PassingUnits, CompileCleanly) {
   add_bwd_sm90_passing_units(units, 80);
   EXPECT_TRUE(units.empty());
   add_bwd_sm90_passing_units(units, 90);
-  EXPECT_EQ(units.size(), 2U);
+  EXPECT_EQ(units.size(), 6U);
   expect_clean(units, 288);
+}
+
+// Two or three blocks of the kernel on a multiprocessor: the producer has as many registers as who
+// computes.
+TEST(ListedUnits, CompileCleanly) {
+  std::string why_not;
+  if (find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
+  std::vector<PackUnit> units;
+  add_fwd_sm90_listed_units(units, 90);
+  EXPECT_EQ(units.size(), 4U);
+  expect_clean(units, 0);
 }
 
 // 86 and 89 have the shared memory of 120, and 100 that of 90.

@@ -77,7 +77,7 @@ TEST(DecodeSm90, PartsKeepMostMultiprocessorsBusy) {
   Hardware h200 = machine(90);
   h200.bandwidth_gbps = 4320.0;
   const Problem p = problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd");
-  EXPECT_EQ(decode_choose(p, h200).most_parts, 4);
+  EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
 }
 
 TEST(DecodeSm90, AStrideOfNothingComesByRows) {
@@ -90,13 +90,13 @@ TEST(DecodeSm90, RowsOfATile) {
   EXPECT_EQ(choice("b2 h8/1 q3 k2048 d128 bf16").config.row_warps, 2);
   EXPECT_EQ(choice("b2 h8/1 q8 k2048 d128 bf16").config.row_warps, 4);
   EXPECT_EQ(choice("b2 h8/1 q8 k2048 d256 bf16").config.row_warps, 2);
-  EXPECT_EQ(choice("b2 h8/1 q8 k2048 d256 bf16").row_tiles, 2);
+  EXPECT_EQ(choice("b2 h8/1 q8 k2048 d256 bf16").items.row_tiles, 2);
 }
 
 /// Parts of `keys` keys as tile/key_parts.cuh counts them.
 TEST(DecodeSm90, PartsOfAnEntry) {
   const auto parts = [](const std::string& line, std::int64_t keys) {
-    return decode_with_parts(problem(line), keys, machine(90)).most_parts;
+    return decode_with_parts(problem(line), keys, machine(90)).items.most_parts;
   };
   EXPECT_EQ(parts("b2 h8/2 q1 k1000 d64 bf16", 1000), 1);
   EXPECT_EQ(parts("b2 h8/2 q1 k1000 d64 bf16", 256), 4);
@@ -160,7 +160,7 @@ TEST(DecodeSm90, OneLengthOfNarrowRowsIsLeftToTheCopyEngine) {
 TEST(DecodeSm90, PartsFillTheCardAWholeNumberOfTimes) {
   const auto items = [](const std::string& line) {
     const Problem p = problem(line);
-    return static_cast<int>(p.batch * p.heads_k) * decode_choose(p, machine(90)).most_parts;
+    return static_cast<int>(p.batch * p.heads_k) * decode_choose(p, machine(90)).items.most_parts;
   };
   const std::string served = " bf16 layout=bshd";
   EXPECT_EQ(items("b16 h32/4 q1 k8192 d128 paged=16" + lengths(16, "8192") + served), 256);
@@ -173,7 +173,7 @@ TEST(DecodeSm90, PartsOfWideRowsAreOneWave) {
   h200.bandwidth_gbps = 4320.0;
   const Problem p =
       problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd paged=256" + lengths(16, "16384"));
-  EXPECT_EQ(decode_choose(p, h200).most_parts, 4);
+  EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
 }
 
 TEST(DecodeSm90, RefusesByName) {

@@ -100,10 +100,10 @@ TEST(MlaSm90, PartsFillTheCard) {
   const auto items = [&](const std::string& line) {
     const Problem p = problem(line + kLatent);
     const MlaChoice c = mla_choose(p, hopper);
-    return static_cast<int>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
+    return static_cast<int>(p.batch * p.heads_k) * c.items.row_tiles * c.items.most_parts;
   };
-  EXPECT_EQ(choice("b1 h128/1 q2 k4096" + kLatent).row_tiles, 4);
-  EXPECT_EQ(choice("b1 h16/1 q1 k4096" + kLatent).row_tiles, 1);
+  EXPECT_EQ(choice("b1 h128/1 q2 k4096" + kLatent).items.row_tiles, 4);
+  EXPECT_EQ(choice("b1 h16/1 q1 k4096" + kLatent).items.row_tiles, 1);
   for (const char* line : {"b1 h16/1 q1 k65536", "b16 h16/1 q1 k8192", "b4 h128/1 q1 k16384"}) {
     EXPECT_GE(items(line), 100) << line;
     EXPECT_LE(items(line), 264) << line;
@@ -113,11 +113,11 @@ TEST(MlaSm90, PartsFillTheCard) {
 /// CONTRACT 14
 TEST(MlaSm90, DeterministicPartsDoNotDependOnTheBatch) {
   const auto keys = [](const std::string& batch) {
-    return choice(batch + " h128/1 q1 k16384 deterministic" + kLatent).keys;
+    return choice(batch + " h128/1 q1 k16384 deterministic" + kLatent).items.keys;
   };
   EXPECT_EQ(keys("b1"), keys("b64"));
-  EXPECT_NE(choice("b1 h128/1 q1 k16384" + kLatent).keys,
-            choice("b64 h128/1 q1 k16384" + kLatent).keys);
+  EXPECT_NE(choice("b1 h128/1 q1 k16384" + kLatent).items.keys,
+            choice("b64 h128/1 q1 k16384" + kLatent).items.keys);
 }
 
 }  // namespace

@@ -203,9 +203,10 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
-Config bwd_sm90_passing_config(const Problem& p) {
+Config bwd_sm90_passing_config(const Problem& p, const bwd_sm90::PassingTrial& trial) {
   Config config = bwd_sm90_config(p);
   config.passes = true;
+  config.trial = trial;
   // Stages let the two who compute drift apart. The next tile's K ahead gains less.
   config.shape.k_stages = 1;
   for (const int stages : {4, 3, 2}) {
@@ -218,8 +219,8 @@ Config bwd_sm90_passing_config(const Problem& p) {
 std::string bwd_sm90_passing_refusal(const Problem& p) {
   const BlockList& list = p.block_list;
   if (!list.defined() || list.block_k != 64 || list.block_q < 64)
-    return "other than lists with blocks of 64 keys and at least 64 queries is not supported by "
-           "this kernel";
+    return "problems without a list of blocks of 64 keys and at least 64 queries are not supported "
+           "by this kernel";
   if (p.packed || p.mask.defined() || p.mask_function.defined() || p.score_function.defined())
     return "packed sequences, masks and functions are not supported by this kernel";
   if (p.dropout.p > 0.0 || bwd_tiles::is_small(p))

@@ -33,6 +33,7 @@ struct Config {
   bool paged = false;      ///< through a page table
   bool modified = false;   ///< softcap, ALiBi, a scale that is not positive
   bool tree = false;       ///< words say which of the last keys, the queries' own, a query sees
+  constexpr int tile_rows() const { return 16 * row_warps; }
   bool operator==(const Config&) const = default;
 };
 

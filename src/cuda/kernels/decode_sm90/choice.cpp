@@ -23,8 +23,6 @@ using decode_sm90::SharedPlan;
 /// What all blocks of a multiprocessor and one alone may have.
 constexpr int kSharedOfAll = 228 * 1024, kSharedOfOne = 227 * 1024, kReserved = 1024;
 constexpr int kMostStages = 8;
-/// The counter counts to 2^24.
-constexpr double kMostItems = 0x1p23;
 constexpr int kLeastBoxRows = 16;
 /// Rows of a key head: each tile of them reads all its keys again.
 constexpr std::int64_t kMostRows = 256;
@@ -88,42 +86,19 @@ Config make_config(const Problem& p) {
   return c;
 }
 
-/// Keys that the queries of an entry see at most.
-std::int64_t most_keys(const Problem& p) {
-  std::int64_t keys = p.seq_k;
-  if (p.left < keys) keys = std::min(keys, p.left + std::min(p.right, keys) + p.seq_q);
-  return std::max<std::int64_t>(keys, 1);
-}
-
-/// As part_range() of tile/key_parts.cuh counts, of an entry with all its keys; the most of any
-/// where lengths are on the device.
-int most_parts(const Problem& p, std::int64_t keys) {
-  if (p.key_lengths.defined()) {
-    // Visible keys may begin anywhere in a part.
-    const std::int64_t cut = most_keys(p) < p.seq_k ? 1 : 0;
-    return static_cast<int>(std::min(ceil_div(p.seq_k, keys), ceil_div(most_keys(p), keys) + cut));
-  }
-  const std::int64_t shift = p.seq_k - p.seq_q;
-  std::int64_t above = shift + p.right + 1;
-  if (p.causal == Causal::top_left) above = std::min<std::int64_t>(above, 1);
-  const std::int64_t begin = std::max<std::int64_t>(0, shift - p.left);
-  const std::int64_t end = std::min(p.seq_k, p.seq_q - 1 + above);
-  return end <= begin ? 1 : static_cast<int>(ceil_div(end, keys) - begin / keys);
-}
-
 /// Every entry with all its keys.
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
   const auto all_keys = static_cast<double>(most_keys(p));
-  const double parts = std::max(1.0, all_keys / c.keys);
+  const double parts = std::max(1.0, all_keys / c.items.keys);
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
-  const double items = pairs * c.row_tiles * std::ceil(parts);
+  const double items = pairs * c.items.row_tiles * std::ceil(parts);
   const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double block_ms =
       kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * bytes_of_key * kBlockN / kBlockBytes);
   const double longest =
       block_ms *
-      std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.keys) / kBlockN);
+      std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.items.keys) / kBlockN);
   const double waves = std::ceil(items / slots);
   // Other tiles of the same rows find K and V in L2.
   const double busy = std::min<double>(items, std::max(1, machine.multiprocessors));
@@ -137,10 +112,11 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
   if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots))
     ms += (c.config.blocks > 1 ? kTail : kTailAlone) * longest;
   ms += host::kKernelMs + kFirstMs;
-  if (c.most_parts > 1) {
+  if (c.items.most_parts > 1) {
     const double partial =
         static_cast<double>(p.query_rows()) * parts * host::padded(p.head_dim_v) * 4.0;
-    ms += kMergeMs + kMergedPartMs * c.most_parts + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+    ms += kMergeMs + kMergedPartMs * c.items.most_parts +
+          1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
 }
@@ -149,13 +125,12 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
 DecodeChoice without_parts(const Problem& p) {
   DecodeChoice c;
   c.config = make_config(p);
-  c.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), 16 * c.config.row_warps));
+  c.items.row_tiles = static_cast<int>(ceil_div(rows_of_head(p), c.config.tile_rows()));
   return c;
 }
 DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
                         const Hardware& machine) {
-  c.keys = static_cast<int>(round_up(std::min(keys, p.seq_k), kBlockN));
-  c.most_parts = most_parts(p, c.keys);
+  c.items = item_parts(p, c.items.row_tiles, keys);
   c.ms = predict(p, c, machine);
   return c;
 }
@@ -169,13 +144,12 @@ DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
     // Fewer than two blocks a part do not pay for the merge.
     if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
     const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
-    const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
-    if (items <= kMostItems && c.ms < best.ms) best = c;
+    if (item_count(p, c.items) <= kMostItems && c.ms < best.ms) best = c;
   };
   for (std::int64_t parts = 2; parts <= 256; parts += std::max<std::int64_t>(1, parts / 4))
     consider(parts);
   // Parts that fill the card a whole number of times, with one block a multiprocessor or two.
-  const std::int64_t pairs = p.batch * p.heads_k * best.row_tiles;
+  const std::int64_t pairs = p.batch * p.heads_k * best.items.row_tiles;
   for (const std::int64_t times : {1, 2, 4, 6, 8, 12, 16})
     consider(times * machine.multiprocessors / pairs);
   return best;
@@ -211,18 +185,8 @@ DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardwa
 
 DecodeChoice decode_choose(const Problem& p, const Hardware& machine) {
   if (plans_one_entry(p))
-    return decode_with_parts(p, best_parts(one_entry(p), machine).keys, machine);
+    return decode_with_parts(p, best_parts(one_entry(p), machine).items.keys, machine);
   return best_parts(p, machine);
-}
-
-tile::KeyParts decode_key_parts(const Problem& p, int keys) {
-  tile::KeyParts parts;
-  parts.keys = keys;
-  host::fill_key_lengths(parts, p);
-  parts.seq_q = static_cast<int>(p.seq_q);
-  parts.seq_k = static_cast<int>(p.seq_k);
-  parts.positions = host::positions(p);
-  return parts;
 }
 
 KernelUnit decode_unit(const Config& c) {

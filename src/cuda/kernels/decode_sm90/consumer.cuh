@@ -27,9 +27,7 @@ struct Consumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// The thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
-  bool exists[2];
-  int query[2], head[2];
+  ItemRows<2> mine;  ///< the thread's: lane / 4 and 8 more
   ScoreModification mod[2];
   FragmentA<1> rQ[kD / 16];
   Acc rO[kPanelsV][1][8];
@@ -50,15 +48,13 @@ struct Consumer {
     item = next_item(shared, slots, lane);
     if (item.batch < 0) return false;
     diagonals = Diagonals(args.keys.positions, args.keys.seq_q, item.seq_k);
-    const int first = item.row_tile * kTileRows<kConfig> + 16 * row_warp + lane / 4;
+    const int first = item.row_tile * kConfig.tile_rows() + 16 * row_warp + lane / 4;
     const int last = args.keys.seq_q * args.group - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first + 8 * r;
-      exists[r] = row <= last;
-      query[r] = min(row, last) / args.group;
-      head[r] = item.head * args.group + min(row, last) - query[r] * args.group;
-      if constexpr (kConfig.modified) mod[r] = ScoreModification(args, 1.0F, item.batch, head[r]);
+      mine.set(r, args, item, first + 8 * r, last);
+      if constexpr (kConfig.modified)
+        mod[r] = ScoreModification(args, 1.0F, item.batch, mine.head[r]);
     }
     load_q();
     rows.clear();
@@ -72,14 +68,14 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned short* from = static_cast<const unsigned short*>(args.q.data) +
-                                   item.batch * args.q.stride_b + head[r] * args.q.stride_h +
-                                   query[r] * args.q.stride_s + 2 * (lane % 4);
+                                   item.batch * args.q.stride_b + mine.head[r] * args.q.stride_h +
+                                   mine.query[r] * args.q.stride_s + 2 * (lane % 4);
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = 16 * k + 8 * half;
-          const bool reads = exists[r] && column < args.cols_q;
+          const bool reads = mine.exists[r] && column < args.cols_q;
           rQ[k].r[0][r + 2 * half] = reads ? *reinterpret_cast<const u32*>(from + column) : 0;
         }
       }
@@ -122,33 +118,18 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) {
         const int j = key + 8 * n + 2 * (lane % 4) + e % 2;
         float unused;
-        S[0][n][e] = mod[e / 2].logit(S[0][n][e], query[e / 2] + shift - j, 0.0F, unused);
+        S[0][n][e] = mod[e / 2].logit(S[0][n][e], mine.query[e / 2] + shift - j, 0.0F, unused);
       }
     }
   }
 
-  /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4,
-  /// 5, 10
+  /// (F4) By position, by the item's keys, by a tree's words.
   __forceinline__ void mask(Acc (&S)[1][kN], int key) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int column = key + 2 * (lane % 4);
-      const int begin = max(query[r] + diagonals.low, item.begin) - column;
-      const int end = min(query[r] + diagonals.high, item.end) - column;
-      u32 shown = ~0U;
-      if constexpr (kConfig.tree)
-        shown = tree_bits<kKeys>(args.tree, item.batch, query[r],
-                                 column - (item.seq_k - args.keys.seq_q));
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int j = 8 * n + e;
-          if (j < begin || j >= end || (shown >> (2 * n + e) & 1) == 0)
-            S[0][n][2 * r + e] = -infinity();
-        }
-      }
-    }
+    hide_keys(S, item, diagonals, mine, key, lane, [this](int r, int column) {
+      if constexpr (!kConfig.tree) return ~0U;
+      return tree_bits<kKeys>(args.tree, item.batch, mine.query[r],
+                              column - (item.seq_k - args.keys.seq_q));
+    });
   }
 
   /// Elements of V's rows key, key + 1 that the item has.
@@ -213,12 +194,7 @@ struct Consumer {
 
   /// Blocks whose keys all rows see need no mask.
   __forceinline__ void blocks() {
-    const int last =
-        min(item.row_tile * kTileRows<kConfig> + kTileRows<kConfig>, args.keys.seq_q * args.group) -
-        1;
-    const int first = item.row_tile * kTileRows<kConfig> / args.group;
-    const int begin = max(item.begin, last / args.group + diagonals.low);
-    int end = min(item.end, first + diagonals.high);
+    auto [begin, end] = uncut_keys<kConfig.tile_rows()>(args, item, diagonals);
     if constexpr (kConfig.tree) end = min(end, item.seq_k - args.keys.seq_q);
 #pragma unroll 1
     for (int block = item.first_block(); block < item.end_block(); ++block) {
@@ -293,38 +269,18 @@ struct Consumer {
 
   /// (F11) O / l, LSE = m + log l
   __forceinline__ void finish() const {
-    const bool is_part = item.parts > 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = rows.l[r];
-      float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
-      float inverse = l == 0.0F ? 0.0F : 1.0F / l;
-      // A sink is a key of its own in the first part: it takes probability and has no value.
-      const float sink = args.sinks == nullptr || item.part > 0
-                             ? -infinity()
-                             : args.sinks[head[r] * args.sinks_h] * kLog2e;
-      if (sink > -infinity()) {
-        const float top = l == 0.0F ? sink : fmaxf(m, sink);
-        const float alpha = l == 0.0F ? 0.0F : exp2_approx(m - top);
-        l = l * alpha + exp2_approx(sink - top);
-        m = top;
-        inverse = alpha / l;
-      }
-      if (!exists[r]) continue;
-      if (is_part) {
-        const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
-                        query[r] + item.part * args.part_rows;
-        if (lane % 4 == 0) {
-          args.m_part[row] = l == 0.0F ? -infinity() : m;
-          args.m_part[row + args.most_parts * args.part_rows] = l;
-        }
-        store_floats(args.o_part + row * args.part_columns, r, inverse);
+      const RowResult result = finished(args, item, mine.head[r], rows.m[r], rows.l[r]);
+      if (!mine.exists[r]) continue;
+      if (item.parts > 1) {
+        const i64 at = part_row(args, item, mine.head[r], mine.query[r]);
+        if (lane % 4 == 0) store_part_statistics(args, at, result);
+        store_floats(args.o_part + at * args.part_columns, r, result.inverse);
       } else {
-        if (args.lse != nullptr && lane % 4 == 0) {
-          args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
-              (m + log2_approx(l)) * kLn2;
-        }
-        store_elements(r, inverse);
+        if (args.lse != nullptr && lane % 4 == 0)
+          store_lse(args, item, mine.head[r], mine.query[r], result);
+        store_elements(r, result.inverse);
       }
     }
   }
@@ -341,7 +297,7 @@ struct Consumer {
   }
   __forceinline__ void store_elements(int r, float factor) const {
     unsigned short* to = static_cast<unsigned short*>(args.o.data) + item.batch * args.o.stride_b +
-                         head[r] * args.o.stride_h + query[r] * args.o.stride_s;
+                         mine.head[r] * args.o.stride_h + mine.query[r] * args.o.stride_s;
 #pragma unroll
     for (int p = 0; p < kPanelsV; ++p) {
 #pragma unroll

@@ -1,4 +1,4 @@
-/// A problem's tensors and numbers as decode_sm90 takes them.
+/// The parameters of decode_sm90: fill_items() of items.h, and the tensor maps of its boxes.
 #pragma once
 
 #include "cuda/driver/tensor_map.h"

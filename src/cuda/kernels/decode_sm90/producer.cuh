@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/decode_sm90/items.cuh"
-#include "cuda/tile/hopper/tile_counter.cuh"
+#include "cuda/kernels/decode_sm90/shared.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 #include "cuda/tile/sequences.cuh"
 
@@ -18,8 +18,7 @@ struct Producer {
   const int warp, lane;
   Ring<kConfig.stages> ring;
   Ring<SharedPlan::kItems> slots;
-  bool counts = false, claimed = false;
-  u64 asked = 0;
+  ItemRequest request;  ///< of warp 0
 
   /// The page of a key; where K and V are not paged, the batch entry.
   __forceinline__ int page_of(const Item& item, int key) const {
@@ -30,15 +29,6 @@ struct Producer {
   __forceinline__ int row_of(int key) const {
     if constexpr (!kConfig.paged) return key;
     return key - tile::page_of(args.pages, key) * args.pages.size;
-  }
-
-  /// Behind the copies of the item's n-th of `blocks` blocks: asks for the next item once, when the
-  /// first places are filled. The answer is on its way while the others are copied.
-  __forceinline__ void ask_behind(int n, int blocks) {
-    if (!counts || lane > 0 || n != max(0, min(kConfig.stages, blocks) - 1)) return;
-    if (!claimed) claim(args.counter);
-    claimed = true;
-    asked = ask(args.counter);
   }
 
   // ---- boxes
@@ -100,7 +90,7 @@ struct Producer {
           copy_box(item, place, which, row_of(box * kRows), page);
       }
       ring.advance();
-      ask_behind(block - first_block, end_block - first_block);
+      request.ask_behind(args, lane, block - first_block, end_block - first_block, kConfig.stages);
     }
   }
 
@@ -158,7 +148,7 @@ struct Producer {
       ring.advance();
       page = next;
       next = later;
-      if (warp == 0) ask_behind(block - first, end - first);
+      if (warp == 0) request.ask_behind(args, lane, block - first, end - first, kConfig.stages);
     }
   }
 
@@ -176,19 +166,7 @@ struct Producer {
       tma_prefetch_map(&args.k_map);
       tma_prefetch_map(&args.v_map);
     }
-    Items<kConfig> items(args, lane);
-    counts = items.total > static_cast<int>(gridDim.x);
-    int index = static_cast<int>(blockIdx.x);
-    while (index < items.total) {
-      const Item item = items.at(index);
-      announce_item(shared, slots, item, lane);
-      if (item.begin == item.end) ask_behind(0, 0);
-      copy(item);
-      int next = items.total;
-      if (counts && lane == 0) next = answer(args.counter, asked, items.total);
-      index = __shfl_sync(~0U, next, 0);
-    }
-    announce_item(shared, slots, {}, lane);
+    hand_out_items<kConfig.tile_rows()>(*this);
   }
   /// The others copy what it has announced.
   __forceinline__ void follow() {

@@ -8,21 +8,17 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/options.h"
-#include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/rows/combine.h"
-#include "plan/accounting.h"
 
 namespace tilewise::cuda {
 namespace {
 
 using decode_sm90::Args;
-using decode_sm90::Config;
-using Role = MemoryItem::Role;
 
 /// Queries of a decoding step: the token and a few that were guessed.
 constexpr std::int64_t kFewQueries = 8;
@@ -60,53 +56,25 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   Cost cost;
   cost.block_m = 16 * choice.config.row_warps;
   cost.block_n = decode_sm90::kBlockN;
-  cost.splits = choice.most_parts;
-  cost.memory.push_back(host::tile_counter_memory());
-  double partial = 0.0;
-  if (choice.most_parts > 1) {
-    cost.memory.push_back(
-        memory_part("partial O", Role::workspace, DType::float32,
-                    {choice.most_parts, p.query_rows(), host::padded(p.head_dim_v)}));
-    cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
-                                      {2, choice.most_parts, p.query_rows()}));
-    partial =
-        static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
-  }
-  // Of K and V what is seen, of pools what the tables may name.
-  const double keys = static_cast<double>(p.batch * p.heads_k) *
-                      std::min(visible_pairs(p) / static_cast<double>(p.query_rows()) +
-                                   static_cast<double>(p.seq_q),
-                               static_cast<double>(p.seq_k));
-  cost.bytes_moved = 2.0 * keys * static_cast<double>(p.head_dim + p.head_dim_v);
+  cost.splits = choice.items.most_parts;
+  add_items_memory(cost.memory, p, choice.items);
+  cost.bytes_moved = key_bytes(p, p.head_dim + p.head_dim_v);
   for (const Tensor* t : {&p.q, &p.o, &p.lse})
     cost.bytes_moved += static_cast<double>(t->numel() * dtype_bytes(t->dtype));
+  if (cost.splits > 1) cost.bytes_moved += 2.0 * partial_bytes(p, cost.splits);
   cost.ms = price(p, choice.ms, machine);
-  cost.bytes_moved += 2.0 * partial;
   return Prepared{std::move(cost), remember(choice)};
 }
 
 void run(const KernelRow& row, const Problem& p, const Context& context) {
   if (has_tree_words(p)) return run(row, by_tree_words(p), context);
   const auto& choice = context.decided<DecodeChoice>();
-  const int device = p.device.index, parts = choice.most_parts;
-  const ContextScope scope(device);  // tensor maps are made in a context
-  WorkspaceCutter workspace(context.workspace);
+  const ContextScope scope(p.device.index);  // tensor maps are made in a context
   Args args;
   decode_fill(args, p, choice, sm90_set_map);
-  args.counter = host::take_tile_counter(workspace);
-  if (parts > 1) {
-    args.o_part = workspace.take<float>(parts * args.part_rows * args.part_columns);
-    args.m_part = workspace.take<float>(2 * parts * args.part_rows);
-  }
-  const Kernel kernel = host::load_config(choice.config, device, decode_unit);
-  const std::int64_t items = p.batch * p.heads_k * choice.row_tiles * parts;
-  const std::int64_t slots = std::int64_t{host::kTypicalMultiprocessors} * choice.config.blocks;
-  launch(kernel, {.x = std::min(items, slots)}, context.stream, args);
-  if (parts > 1) {
-    const bool uneven = p.key_lengths.defined();
-    combine_parts(p, args.o_part, args.m_part, parts, context.stream,
-                  uneven ? &args.keys : nullptr);
-  }
+  const Kernel kernel = host::load_config(choice.config, p.device.index, decode_unit);
+  launch_items(kernel, args, p, choice.items,
+               std::int64_t{host::kTypicalMultiprocessors} * choice.config.blocks, context);
 }
 
 }  // namespace

@@ -1,12 +1,7 @@
-/// decode_sm90: what both roles share: addresses in shared memory, barriers, items.
-///
-/// An item is one part of one batch entry's keys, one key head, one tile of its query rows. Row r
-/// of a key head is query r / group of head r % group of its group.
+/// decode_sm90: what both roles share: K and V of a block in shared memory, addresses, barriers.
 #pragma once
 
-#include "cuda/kernels/decode_sm90/args.h"
-#include "cuda/tile/hopper/mbarrier.cuh"
-#include "cuda/tile/key_parts.cuh"
+#include "cuda/kernels/decode_sm90/item.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace tilewise::decode_sm90 {
@@ -102,62 +97,5 @@ struct Shared {
     mbarrier_fence_init();
   }
 };
-
-/// `batch` < 0: no more. `part` counts from the entry's first one on.
-struct Item {
-  int batch = -1, head = 0, row_tile = 0, part = 0, parts = 1, seq_k = 0;
-  int begin = 0, end = 0;  ///< keys that some row of the item sees
-
-  /// Blocks of keys. NOTE: both roles ask here: an item without keys may begin inside of a block.
-  __forceinline__ int first_block() const { return begin / kBlockN; }
-  __forceinline__ int end_block() const {
-    return begin < end ? (end + kBlockN - 1) / kBlockN : first_block();
-  }
-};
-
-/// Announces an item to the warps that read it; called by a warp.
-template <class AnyShared>
-__forceinline__ void announce_item(const AnyShared& shared, Ring<SharedPlan::kItems>& slots,
-                                   const Item& item, int lane) {
-  if (lane == 0) {
-    mbarrier_wait(shared.item_empty(slots.slot), slots.parity ^ 1);
-    const u32 to = shared.item(slots.slot);
-    const int words[8] = {item.batch, item.head,  item.row_tile, item.part,
-                          item.parts, item.seq_k, item.begin,    item.end};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) store_shared_4(to + 4 * i, static_cast<u32>(words[i]));
-    mbarrier_arrive(shared.item_full(slots.slot));  // releases the stores to the readers
-  }
-  slots.advance();
-}
-
-/// The next announced item, read by a warp.
-template <class AnyShared>
-__forceinline__ Item next_item(const AnyShared& shared, Ring<SharedPlan::kItems>& slots, int lane) {
-  mbarrier_wait(shared.item_full(slots.slot), slots.parity);
-  const u32 from = shared.item(slots.slot);
-  const Bytes16 a = load_shared_16(from), b = load_shared_16(from + 16);
-  __syncwarp();  // all lanes have read
-  if (lane == 0) mbarrier_arrive(shared.item_empty(slots.slot));
-  slots.advance();
-  return {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z),
-          static_cast<int>(a.w), static_cast<int>(b.x), static_cast<int>(b.y),
-          static_cast<int>(b.z), static_cast<int>(b.w)};
-}
-
-template <Config kConfig>
-inline constexpr int kTileRows = 16 * kConfig.row_warps;
-
-/// Keys of an item whose entry, part and row tile are known.
-template <Config kConfig>
-__forceinline__ void find_keys(const Args& args, const PartRange& range, Item& item) {
-  const Diagonals d(args.keys.positions, args.keys.seq_q, item.seq_k);
-  const int row = item.row_tile * kTileRows<kConfig>;
-  const int last = min(row + kTileRows<kConfig>, args.keys.seq_q * args.group) - 1;
-  const int part = (range.first + item.part) * args.keys.keys;
-  item.begin = max(max(0, row / args.group + d.low), part);
-  item.end = min(min(item.seq_k, last / args.group + d.high), part + args.keys.keys);
-  item.end = max(item.begin, item.end);
-}
 
 }  // namespace tilewise::decode_sm90

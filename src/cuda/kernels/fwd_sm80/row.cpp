@@ -26,7 +26,6 @@ namespace {
 using namespace fwd_tiles;
 using fwd_sm80::Args;
 using fwd_sm80::RaggedArgs;
-using Role = MemoryItem::Role;
 
 /// Blocks that fit a multiprocessor: an sm_86 with its 100 KiB takes fewer than the tables say.
 int resident_blocks(const Tile& tile, int bytes, const Hardware& machine) {
@@ -233,12 +232,8 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   operands.add_memory(cost.memory);
   double partial = 0.0;
   if (choice.splits > 1) {
-    cost.memory.push_back(memory_part("partial O", Role::workspace, DType::float32,
-                                      {choice.splits, p.query_rows(), host::padded(p.head_dim_v)}));
-    cost.memory.push_back(memory_part("partial m, l", Role::workspace, DType::float32,
-                                      {2, choice.splits, p.query_rows()}));
-    partial =
-        static_cast<double>(cost.memory.back().bytes + cost.memory[cost.memory.size() - 2].bytes);
+    add_partial_results(cost.memory, p, choice.splits);
+    partial = partial_bytes(p, choice.splits);
   }
   TileListsMaker(p, wanted_lists(p, choice.tile->shape)).add_memory(cost.memory);
   const auto size = [](const Tensor& t) {
@@ -275,11 +270,11 @@ void fill(Args& args, const Problem& p, const Operands& operands) {
 void fill_parts(Args& args, const Problem& p, int splits, WorkspaceCutter& workspace) {
   const std::int64_t rows = p.query_rows(), width = host::padded(p.head_dim_v);
   const std::int64_t entry = p.packed ? 0 : p.heads_q * p.total_q;
-  args.o = {workspace.take<float>(splits * rows * width), entry * width, p.total_q * width, width,
-            1};
+  const PartialResults partial = take_partial_results(workspace, p, splits);
+  args.o = {partial.o, entry * width, p.total_q * width, width, 1};
   args.o_vectors = true;
   args.o_split = rows * width;
-  args.lse = workspace.take<float>(2 * splits * rows);
+  args.lse = partial.statistics;
   args.lse_b = entry;
   args.lse_h = p.total_q;
   args.lse_s = 1;
@@ -334,7 +329,7 @@ void run(const KernelRow& /*row*/, const Problem& given, const Context& context)
                     : launch_expressed(p, kernel, grid, context.stream, own);
   }
   if (config.split)
-    combine_parts(p, static_cast<const float*>(args.o.data), args.lse, splits, context.stream);
+    combine_parts(p, {static_cast<float*>(args.o.data), args.lse}, splits, context.stream);
 }
 
 std::string for_comparison(const KernelRow&, const Problem&) {

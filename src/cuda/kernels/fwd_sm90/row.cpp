@@ -28,7 +28,6 @@ using fwd_sm90::Config;
 using fwd_sm90::ListArgs;
 using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
-using Role = MemoryItem::Role;
 
 }  // namespace
 
@@ -68,12 +67,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
   if (config.schedule.dynamic) {
     items.push_back(host::tile_counter_memory());
   }
-  if (splits > 1) {
-    items.push_back(memory_part("partial O", Role::workspace, DType::float32,
-                                {splits, p.query_rows(), config.head_dim_v}));
-    items.push_back(
-        memory_part("partial m, l", Role::workspace, DType::float32, {2, splits, p.query_rows()}));
-  }
+  if (splits > 1) add_partial_results(items, p, splits);
   TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
@@ -112,7 +106,14 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
   if (choice.tile == nullptr) return "it has no such form";  // of a tuned one
-  const Decided decided = decide(p, choice);
+  Decided decided = decide(p, choice);
+  if (row.config != nullptr) {
+    if (!p.block_list.defined() || choice.tile->shape.alone())
+      return "other tiles than those of blocks of 64 are not supported by this kernel";
+    if (decided.config.lists != fwd_sm90::Lists::whole || p.mask.defined())
+      return "lists that a tile's rows do not share are not supported by this kernel";
+    decided.config.schedule.by_warp = true;
+  }
   Cost cost;
   cost.block_m = choice.tile->block_m();
   cost.block_n = choice.tile->shape.block_n;
@@ -150,11 +151,11 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   args.tiles = args.order.blocks * args.order.heads;
   if (config.schedule.dynamic) args.counter = host::take_tile_counter(workspace);
   if (split) {
-    const std::int64_t rows = p.query_rows();
+    const PartialResults partial = take_partial_results(workspace, p, splits);
     args.splits = splits;
-    args.part_rows = rows;
-    args.o_part = workspace.take<float>(splits * rows * config.head_dim_v);
-    args.m_part = workspace.take<float>(std::int64_t{2} * splits * rows);
+    args.part_rows = p.query_rows();
+    args.o_part = partial.o;
+    args.m_part = partial.statistics;
   }
   const Kernel kernel = load_optioned(p, config, p.device.index, fwd_sm90_unit);
   const std::int64_t grid = std::min<std::int64_t>(
@@ -175,7 +176,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   } else {
     launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   }
-  if (split) combine_parts(p, args.o_part, args.m_part, splits, context.stream);
+  if (split) combine_parts(p, {args.o_part, args.m_part}, splits, context.stream);
 }
 
 }  // namespace
@@ -188,6 +189,26 @@ const KernelRow kFlashForwardSm90 = {
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
     .run = run};
+
+namespace {
+
+std::string by_warp_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
+  return "no card has run it";
+}
+constexpr bool kByWarp = true;
+
+}  // namespace
+
+const KernelRow kFlashForwardListsSm90 = {
+    .name = "flash_fwd_lists_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::forward,
+    .summary = "flash_fwd_sm90 of lists with blocks of 64 whose copies a warp makes",
+    .prepare = prepare,
+    .run = run,
+    .config = &kByWarp,
+    .on_trial = by_warp_on_trial};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -243,6 +264,22 @@ Problem plain_problem(std::int64_t dim) {
 }
 
 }  // namespace
+
+void add_fwd_sm90_listed_units(std::vector<PackUnit>& units, int arch) {
+  if (arch != 90) return;
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p = plain_problem(dim);
+    p.block_list.row_offsets.rank = 3;
+    p.block_list.block_q = p.block_list.block_k = 64;
+    for (const bool by_warp : {false, true}) {
+      Config config = sm90_config(p, sm90_tiles(p)[0], false);
+      config.schedule.by_warp = by_warp;
+      units.push_back({.unit = fwd_sm90_unit(config),
+                       .row = (by_warp ? kFlashForwardListsSm90 : kFlashForwardSm90).name,
+                       .instruction = "wgmma.mma_async"});
+    }
+  }
+}
 
 void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;

@@ -10,6 +10,8 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashForwardSm90;
+/// On trial: with Schedule::by_warp.
+extern const KernelRow kFlashForwardListsSm90;
 
 /// Why the row does not run a problem; empty when it does.
 std::string fwd_sm90_refusal(const Problem& problem, const Hardware& machine);
@@ -19,6 +21,8 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
 
 /// With sinks, a bool mask, dropout, a bias: compiled at first use.
 void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch);
+/// The same for lists whose blocks are tiles of 64 x 64.
+void add_fwd_sm90_listed_units(std::vector<PackUnit>& units, int arch);
 /// The same for the tiles that a bool mask leaves.
 void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch);
 

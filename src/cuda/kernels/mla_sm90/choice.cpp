@@ -8,8 +8,6 @@
 #include "cuda/host/tma_maps.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/decode_sm90/choice.h"
-#include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/batch_invariance.h"
 #include "plan/problem_key.h"
@@ -23,8 +21,6 @@ using mla_sm90::kBlockN;
 using mla_sm90::kBoxRows;
 using mla_sm90::SharedPlan;
 
-/// The counter counts to 2^24.
-constexpr double kMostItems = 0x1p23;
 constexpr std::int64_t kMostParts = 256;
 
 /// A tile's block of keys where nothing waits for memory; an item's start and end; the start of a
@@ -35,21 +31,20 @@ constexpr double kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
 constexpr double kTail = 0.3;
 
 /// Blocks of keys that the queries of an entry see at most.
-std::int64_t most_blocks(const Problem& p, const Hardware& machine) {
-  return decode_with_parts(p, kBlockN, machine).most_parts;
-}
+std::int64_t most_blocks(const Problem& p) { return item_parts(p, 1, kBlockN).most_parts; }
 
 /// Every entry with all its keys, which `blocks` blocks hold.
 double predict(const Problem& p, const MlaChoice& c, std::int64_t blocks, const Hardware& machine) {
   const auto slots = static_cast<double>(std::max(1, machine.multiprocessors));
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
-  const double parts = std::max(1.0, std::ceil(static_cast<double>(blocks) * kBlockN / c.keys));
-  const double items = pairs * c.row_tiles * parts;
-  const double part_blocks = std::min(static_cast<double>(c.keys) / kBlockN, double(blocks));
+  const double parts =
+      std::max(1.0, std::ceil(static_cast<double>(blocks) * kBlockN / c.items.keys));
+  const double items = pairs * c.items.row_tiles * parts;
+  const double part_blocks = std::min(static_cast<double>(c.items.keys) / kBlockN, double(blocks));
   // Other tiles of the same rows find the keys in L2.
   const auto item_ms = [&](double at_a_time) {
-    const double block_ms =
-        1e-6 * SharedPlan::kStage * std::ceil(at_a_time / c.row_tiles) / machine.bandwidth_gbps;
+    const double block_ms = 1e-6 * SharedPlan::kStage * std::ceil(at_a_time / c.items.row_tiles) /
+                            machine.bandwidth_gbps;
     return part_blocks * std::pow(std::pow(kBlockMs, 4.0) + std::pow(block_ms, 4.0), 0.25) +
            kItemMs;
   };
@@ -69,25 +64,22 @@ MlaChoice with_parts(const Problem& p, std::int64_t keys, std::int64_t blocks,
   MlaChoice c;
   c.config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   c.config.paged = p.paged;
-  c.row_tiles = static_cast<int>(ceil_div(p.seq_q * p.group(), mla_sm90::kRows));
   c.config.few = p.seq_q * p.group() <= FewPlan::kFewRows;
-  const DecodeChoice parts = decode_with_parts(p, keys, machine);
-  c.keys = parts.keys;
-  c.most_parts = parts.most_parts;
+  const std::int64_t row_tiles = ceil_div(p.seq_q * p.group(), mla_sm90::kRows);
+  c.items = item_parts(p, static_cast<int>(row_tiles), keys);
   c.ms = predict(p, c, blocks, machine);
   return c;
 }
 
 MlaChoice best_parts(const Problem& p, const Hardware& machine) {
-  const std::int64_t blocks = most_blocks(p, machine);
+  const std::int64_t blocks = most_blocks(p);
   MlaChoice best = with_parts(p, p.seq_k, blocks, machine);
   // Fewer than two blocks a part do not pay for the merge.
   for (std::int64_t parts = 2; parts <= std::min(kMostParts, blocks / 2); ++parts) {
     const std::int64_t each = ceil_div(blocks, parts);
     if (each == ceil_div(blocks, parts - 1)) continue;
     const MlaChoice c = with_parts(p, each * kBlockN, blocks, machine);
-    const double items = static_cast<double>(p.batch * p.heads_k) * c.row_tiles * c.most_parts;
-    if (items <= kMostItems && c.ms < best.ms) best = c;
+    if (item_count(p, c.items) <= kMostItems && c.ms < best.ms) best = c;
   }
   return best;
 }
@@ -127,22 +119,18 @@ std::string mla_refusal(const Problem& p, const Hardware& machine) {
 }
 
 MlaChoice mla_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
-  return with_parts(p, keys, most_blocks(p, machine), machine);
+  return with_parts(p, keys, most_blocks(p), machine);
 }
 
 MlaChoice mla_choose(const Problem& p, const Hardware& machine) {
-  if (plans_one_entry(p)) return mla_with_parts(p, best_parts(one_entry(p), machine).keys, machine);
+  if (plans_one_entry(p))
+    return mla_with_parts(p, best_parts(one_entry(p), machine).items.keys, machine);
   return best_parts(p, machine);
 }
 
 void mla_fill(mla_sm90::Args& args, const Problem& p, const MlaChoice& choice,
               void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&)) {
-  DecodeChoice decode;
-  decode.config.box_rows = 0;  // no maps
-  decode.row_tiles = choice.row_tiles;
-  decode.keys = choice.keys;
-  decode.most_parts = choice.most_parts;
-  decode_fill(args, p, decode, set_map);
+  fill_items(args, p, choice.items);
   TensorMapSpec map = sm90_panel_map(p.k, kBoxRows, mla_sm90::kHeadDim / 64 / mla_sm90::kPieces);
   // Where memory takes the time: 0.1588 ms, with 256 bytes 0.1650 (64 x 8192 keys, 16 heads).
   if (choice.config.few) map.promotion = TensorMapSpec::Promotion::bytes128;

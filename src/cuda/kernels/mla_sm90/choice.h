@@ -6,20 +6,14 @@
 
 #include "cuda/driver/tensor_map.h"
 #include "cuda/jit/unit.h"
+#include "cuda/kernels/decode_sm90/items.h"
 #include "cuda/kernels/mla_sm90/args.h"
 #include "problem/problem.h"
 #include "tilewise/plan.h"
 
 namespace tilewise::cuda {
 
-/// What a launch goes by.
-struct MlaChoice {
-  mla_sm90::Config config;
-  int row_tiles = 1;
-  int keys = 0;        ///< of a part
-  int most_parts = 1;  ///< of an entry
-  double ms = 0.0;     ///< predicted
-};
+using MlaChoice = ItemChoice<mla_sm90::Config>;
 
 /// Why the kernel cannot run a problem; empty when it can.
 std::string mla_refusal(const Problem& problem, const Hardware& machine);

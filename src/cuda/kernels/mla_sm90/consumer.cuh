@@ -16,9 +16,7 @@ template <Config kConfig>
 struct Consumer {
   static constexpr Element kElement = kConfig.element;
   static constexpr int kColumns = kHeadDimV / kWarpgroups;  ///< of O, of a warpgroup
-  /// Eight keys of a block lie a box apart; sixteen are a step of O's product.
-  static constexpr u32 kStepKeys = 2 * SharedPlan::kBox / 16;
-  static constexpr int kBoth = 1;  ///< barrier of both warpgroups
+  static constexpr int kBoth = 1;                           ///< barrier of both warpgroups
   using ScoreProduct = Wgmma<kElement, kBlockN>;
   using ValueProduct = Wgmma<kElement, kColumns>;
   using Fragment = u32[kBlockN / 4];  ///< P of the thread's two rows
@@ -33,9 +31,7 @@ struct Consumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// The thread's rows, lane / 4 and 8 more: whether there is one, its query, its head.
-  bool exists[2];
-  int query[2], head[2];
+  ItemRows<2> mine;  ///< the thread's: lane / 4 and 8 more
   Acc rS[1][kBlockN / 8];
   float rO[kColumns / 2];
   float alpha[2];
@@ -53,7 +49,6 @@ struct Consumer {
         dV(panel_descriptor(s.k(0) + warpgroup_ * (kColumns / 64) * kBoxPanel, kBoxPanel,
                             SharedPlan::kBox)),
         diagonals(a.keys.positions, 0, 0) {}
-  static constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
 
   // ---- the item
 
@@ -65,12 +60,7 @@ struct Consumer {
     const int first = item.row_tile * kRows + 16 * warp + lane / 4;
     const int last = args.keys.seq_q * args.group - 1;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first + 8 * r;
-      exists[r] = row <= last;
-      query[r] = min(row, last) / args.group;
-      head[r] = item.head * args.group + min(row, last) - query[r] * args.group;
-    }
+    for (int r = 0; r < 2; ++r) mine.set(r, args, item, first + 8 * r, last);
     rows.clear();
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) rO[i] = 0.0F;
@@ -85,33 +75,15 @@ struct Consumer {
 
   // ---- a block
 
-  /// Stage and phase of the n-th block of all items.
-  static __forceinline__ u32 stage(u32 n) { return n % kStages; }
-  static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
-  __forceinline__ void wait_keys(u32 n) const {
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece)
-      mbarrier_wait(shared.full(stage(n), piece), parity(n));
-  }
-  /// Whether they have begun to come; the same for all lanes.
+  __forceinline__ void wait_keys(u32 n) const { shared.wait_keys(stage_of(n), parity_of(n)); }
+  /// Whether keys of the n-th block have begun to come; the same for all lanes.
   __forceinline__ bool has_keys(u32 n) const {
-    return !__any_sync(~0U, !mbarrier_test(shared.full(stage(n), 0), parity(n)));
+    return !__any_sync(~0U, !mbarrier_test(shared.full(stage_of(n), 0), parity_of(n)));
   }
 
-  /// Keys of the block that the item has not hold anything: zeros in their place, for 0 times a NaN
-  /// would be one. CONTRACT 10
-  __forceinline__ void clear_hidden(int key, u32 n) const {
-    wait_keys(n);
-    constexpr int kChunks = kHeadDimV / 8;
-#pragma unroll 1
-    for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      if (key + row >= item.begin && key + row < item.end) continue;
-      store_shared_16(shared.k(stage(n)) + row / kBoxRows * SharedPlan::kBox +
-                          chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
-                      0.0F, 0.0F, 0.0F, 0.0F);
-    }
-    fence_async_shared();
+  /// Returns when the whole warpgroup has cleared.
+  __forceinline__ void clear_keys(int key, u32 n) const {
+    clear_hidden(shared, item, key, n, warp, lane);
     named_barrier_sync(2 + warpgroup, 128);
   }
 
@@ -119,11 +91,11 @@ struct Consumer {
   __forceinline__ void issue_scores(u32 n) {
     constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
     auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
-    const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
+    const u64 k = dK + stage_of(n) * (SharedPlan::kStage / 16);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i % kPieceSteps == 0) {
-        mbarrier_wait(shared.full(stage(n), i / kPieceSteps), parity(n));
+        mbarrier_wait(shared.full(stage_of(n), i / kPieceSteps), parity_of(n));
         wgmma_fence();
       }
       ScoreProduct::multiply_shared(sums,
@@ -137,25 +109,6 @@ struct Consumer {
     pin(reinterpret_cast<float(&)[kBlockN / 2]>(rS));
   }
 
-  /// (F4) Hidden scores become -inf: replaced, so that nothing of a hidden key leaks. CONTRACT 4,
-  /// 5, 10
-  __forceinline__ void mask(int key) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int column = key + 2 * (lane % 4);
-      const int begin = max(query[r] + diagonals.low, item.begin) - column;
-      const int end = min(query[r] + diagonals.high, item.end) - column;
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int j = 8 * n + e;
-          if (j < begin || j >= end) rS[0][n][2 * r + e] = -infinity();
-        }
-      }
-    }
-  }
-
   __forceinline__ void scale_o() {
     if (!__any_sync(~0U, alpha[0] != 1.0F || alpha[1] != 1.0F)) return;
 #pragma unroll
@@ -164,7 +117,7 @@ struct Consumer {
 
   /// (F10) O += P V, issued
   __forceinline__ void issue_values(Fragment& P) {
-    const u64 v = dV + stage(done) * (SharedPlan::kStage / 16);
+    const u64 v = dV + stage_of(done) * (SharedPlan::kStage / 16);
     pin(P);
     wgmma_fence();
 #pragma unroll
@@ -180,12 +133,9 @@ struct Consumer {
     wgmma_wait<kPending>();
     pin(rO);
     pin(P);
-    if (lane == 0) mbarrier_arrive(shared.empty(stage(done)));
+    if (lane == 0) mbarrier_arrive(shared.empty(stage_of(done)));
     ++done;
   }
-
-  static __forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
-  static __forceinline__ u32 as_bits(float x) { return static_cast<u32>(__float_as_int(x)); }
 
   /// P and the maxima, for the warp of the same rows: it has P in the same registers.
   __forceinline__ void pass(const Fragment& P) const {
@@ -241,11 +191,13 @@ struct Consumer {
       behind = has_keys(n);
       if (!behind) finish_values(before);
     }
-    if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_hidden(key, n);
+    if (kMasked && (key < item.begin || key + kBlockN > item.end)) clear_keys(key, n);
     issue_scores(n);
     if (behind) finish_values<1>(before);
     finish_scores();
-    if constexpr (kMasked) mask(key);
+    if constexpr (kMasked) {
+      hide_keys(rS, item, diagonals, mine, key, lane, [](int, int) { return ~0U; });  // (F4)
+    }
     if (last) release_q();
     alpha[0] = alpha[1] = 1.0F;
     softmax_step<0>(rS, rows, args.scale_log2, [this](int r, float a) { alpha[r] = a; });
@@ -263,13 +215,10 @@ struct Consumer {
 
   /// Blocks whose keys all rows see need no mask.
   __forceinline__ void blocks() {
-    const int last_row = min(item.row_tile * kRows + kRows, args.keys.seq_q * args.group) - 1;
-    const int first_row = item.row_tile * kRows;
-    const int begin = max(item.begin, last_row / args.group + diagonals.low);
-    const int end = min(item.end, first_row / args.group + diagonals.high);
+    const auto [begin, end] = decode_sm90::uncut_keys<kRows>(args, item, diagonals);
     const int first = item.first_block(), end_block = item.end_block();
     // This warpgroup's blocks are those of its stage.
-    int block = first + (stage(done) == static_cast<u32>(warpgroup) ? 0 : 1);
+    int block = first + (stage_of(done) == static_cast<u32>(warpgroup) ? 0 : 1);
     if (block >= end_block) release_q();
 #pragma unroll 1
     for (; block < end_block; block += 2) {
@@ -310,35 +259,15 @@ struct Consumer {
   /// (F11) O / l, LSE = m + log l
   template <int r>
   __forceinline__ void finish_row() const {
-    float l = rows.l[r];
-    float m = rows.m[r] == -infinity() ? 0.0F : rows.m[r];
-    float inverse = l == 0.0F ? 0.0F : 1.0F / l;
-    // A sink is a key of its own in the first part: it takes probability and has no value.
-    const float sink = args.sinks == nullptr || item.part > 0
-                           ? -infinity()
-                           : args.sinks[head[r] * args.sinks_h] * kLog2e;
-    if (sink > -infinity()) {
-      const float top = l == 0.0F ? sink : fmaxf(m, sink);
-      const float factor = l == 0.0F ? 0.0F : exp2_approx(m - top);
-      l = l * factor + exp2_approx(sink - top);
-      m = top;
-      inverse = factor / l;
-    }
-    const bool writes = exists[r] && warpgroup == 0 && lane % 4 == 0;
+    const RowResult result = finished(args, item, mine.head[r], rows.m[r], rows.l[r]);
+    const bool writes = mine.exists[r] && warpgroup == 0 && lane % 4 == 0;
     if (item.parts > 1) {
-      const i64 row = (static_cast<i64>(item.batch) * args.heads_q + head[r]) * args.keys.seq_q +
-                      query[r] + item.part * args.part_rows;
-      if (writes) {
-        args.m_part[row] = l == 0.0F ? -infinity() : m;
-        args.m_part[row + args.most_parts * args.part_rows] = l;
-      }
-      store_floats<r>(args.o_part + row * args.part_columns, inverse);
+      const i64 at = part_row(args, item, mine.head[r], mine.query[r]);
+      if (writes) store_part_statistics(args, at, result);
+      store_floats<r>(args.o_part + at * args.part_columns, result.inverse);
     } else {
-      if (writes && args.lse != nullptr) {
-        args.lse[item.batch * args.lse_b + head[r] * args.lse_h + query[r] * args.lse_s] =
-            (m + log2_approx(l)) * kLn2;
-      }
-      store_elements<r>(inverse);
+      if (writes && args.lse != nullptr) store_lse(args, item, mine.head[r], mine.query[r], result);
+      store_elements<r>(result.inverse);
     }
   }
   /// Lanes of a row exchange what makes 16 bytes of each.
@@ -359,14 +288,14 @@ struct Consumer {
       const u32 b = exchange(odd ? x[0][1] : x[1][1], 1);
       const Bytes16 four = {odd ? a : x[0][0], odd ? b : x[0][1], odd ? x[1][0] : a,
                             odd ? x[1][1] : b};
-      if (exists[r]) store_global_16(to + 8 * j, four);
+      if (mine.exists[r]) store_global_16(to + 8 * j, four);
     }
   }
   template <int r>
   __forceinline__ void store_elements(float factor) const {
     const bool odd = lane % 2 == 1, high = lane % 4 >= 2;
     unsigned short* to = static_cast<unsigned short*>(args.o.data) + item.batch * args.o.stride_b +
-                         head[r] * args.o.stride_h + query[r] * args.o.stride_s +
+                         mine.head[r] * args.o.stride_h + mine.query[r] * args.o.stride_s +
                          warpgroup * kColumns + 8 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 4) {
@@ -389,7 +318,7 @@ struct Consumer {
         x[i] = high ? got : x[i];
         x[i + 2] = high ? x[i + 2] : got;
       }
-      if (exists[r]) store_global_16(to + 8 * j, {x[0], x[1], x[2], x[3]});
+      if (mine.exists[r]) store_global_16(to + 8 * j, {x[0], x[1], x[2], x[3]});
     }
   }
 

@@ -18,9 +18,6 @@ template <Config kConfig>
 struct FewConsumer {
   static constexpr Element kElement = kConfig.element;
   static constexpr int kFewRows = FewPlan::kFewRows, kParts = kHeadDimV / 64;
-  static constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
-  /// Eight keys of a block lie a box apart; sixteen are a step of O's product.
-  static constexpr u32 kStepKeys = 2 * SharedPlan::kBox / 16;
   /// Named barriers: of both warpgroups, O of the second one is there; it has been read; of one.
   static constexpr int kThere = 1, kRead = 2, kOwn = 3;
   using Product = Wgmma<kElement, kFewRows>;
@@ -35,10 +32,7 @@ struct FewConsumer {
   Ring<SharedPlan::kItems> slots;
   Item item;
   Diagonals diagonals;
-  /// The thread's columns 8 n + 2 (lane % 4) + e, by 2 n + e: whether there is such a row, its
-  /// query, its head.
-  bool exists[4];
-  int query[4], head[4];
+  ItemRows<4> mine;  ///< the thread's, columns of products: 8 n + 2 (lane % 4) + e, by 2 n + e
   float rS[8], rO[kParts][8];
   float m[4], l[4];  ///< of the warpgroup's blocks; l: of the thread's keys
 
@@ -68,8 +62,6 @@ struct FewConsumer {
     return shared.base + FewPlan::sums + (4 * of_warpgroup + of_warp) * SharedPlan::kSums;
   }
 
-  static __forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
-  static __forceinline__ u32 as_bits(float x) { return static_cast<u32>(__float_as_int(x)); }
   static __forceinline__ void load_four(float (&x)[4], u32 from) {
     const Bytes16 words = load_shared_16(from);
     x[0] = as_float(words.x), x[1] = as_float(words.y);
@@ -88,10 +80,7 @@ struct FewConsumer {
     const int last = args.keys.seq_q * args.group - 1;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const int row = 8 * (c / 2) + 2 * (lane % 4) + c % 2;
-      exists[c] = row <= last;
-      query[c] = min(row, last) / args.group;
-      head[c] = item.head * args.group + min(row, last) - query[c] * args.group;
+      mine.set(c, args, item, 8 * (c / 2) + 2 * (lane % 4) + c % 2, last);
       m[c] = -infinity(), l[c] = 0.0F;
     }
 #pragma unroll
@@ -109,37 +98,16 @@ struct FewConsumer {
 
   // ---- a block
 
-  static __forceinline__ u32 stage(u32 n) { return n % kStages; }
-  static __forceinline__ u32 parity(u32 n) { return n / kStages % 2; }
   __forceinline__ void sync_own() const { named_barrier_sync(kOwn + warpgroup, 128); }
-
-  /// Keys of the block that the item has not hold anything: zeros in their place, for 0 times a NaN
-  /// would be one. CONTRACT 10
-  __forceinline__ void clear_hidden(int key, u32 n) const {
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece)
-      mbarrier_wait(shared.full(stage(n), piece), parity(n));
-    constexpr int kChunks = kHeadDimV / 8;
-#pragma unroll 1
-    for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      if (key + row >= item.begin && key + row < item.end) continue;
-      store_shared_16(shared.k(stage(n)) + row / kBoxRows * SharedPlan::kBox +
-                          chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
-                      0.0F, 0.0F, 0.0F, 0.0F);
-    }
-    fence_async_shared();
-    sync_own();
-  }
 
   /// (F1) S^T = K Q^T, issued as its columns arrive
   __forceinline__ void scores(u32 n) {
     constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
-    const u64 k = dK + stage(n) * (SharedPlan::kStage / 16);
+    const u64 k = dK + stage_of(n) * (SharedPlan::kStage / 16);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i % kPieceSteps == 0) {
-        mbarrier_wait(shared.full(stage(n), i / kPieceSteps), parity(n));
+        mbarrier_wait(shared.full(stage_of(n), i / kPieceSteps), parity_of(n));
         wgmma_fence();
       }
       Product::multiply_shared(rS, k + i / 4 * (kBoxPanel / 16) + i % 4 * kStepColumns,
@@ -156,8 +124,8 @@ struct FewConsumer {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int c = column_of(i), key = first_key + 16 * warp + lane / 4 + 8 * (i / 2 % 2);
-      if (key < max(query[c] + diagonals.low, item.begin) ||
-          key >= min(query[c] + diagonals.high, item.end))
+      if (key < max(mine.query[c] + diagonals.low, item.begin) ||
+          key >= min(mine.query[c] + diagonals.high, item.end))
         rS[i] = -infinity();
     }
   }
@@ -243,7 +211,7 @@ struct FewConsumer {
 
   /// (F10) O^T += V^T P^T
   __forceinline__ void values(u32 n) {
-    const u64 v = dV + stage(n) * (SharedPlan::kStage / 16);
+    const u64 v = dV + stage_of(n) * (SharedPlan::kStage / 16);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) pin(rO[part]);
     wgmma_fence();
@@ -259,7 +227,7 @@ struct FewConsumer {
     wgmma_wait<0>();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) pin(rO[part]);
-    if (lane == 0) mbarrier_arrive(shared.empty(stage(n)));
+    if (lane == 0) mbarrier_arrive(shared.empty(stage_of(n)));
   }
 
   __forceinline__ void blocks() {
@@ -268,13 +236,16 @@ struct FewConsumer {
     const int end = min(item.end, diagonals.high);
     const int first = item.first_block(), end_block = item.end_block();
     // This warpgroup's blocks are those of its stage.
-    int block = first + (stage(done) == static_cast<u32>(warpgroup) ? 0 : 1);
+    int block = first + (stage_of(done) == static_cast<u32>(warpgroup) ? 0 : 1);
     u32 n = done + static_cast<u32>(block - first);
     if (block >= end_block) release_q();
 #pragma unroll 1
     for (; block < end_block; block += 2, n += 2) {
       const int key = block * kBlockN;
-      if (key < item.begin || key + kBlockN > item.end) clear_hidden(key, n);
+      if (key < item.begin || key + kBlockN > item.end) {
+        clear_hidden(shared, item, key, n, warp, lane);
+        sync_own();
+      }
       scores(n);
       if (block + 2 >= end_block) release_q();
       if (key < begin || key + kBlockN > end) mask(key);
@@ -334,23 +305,11 @@ struct FewConsumer {
       // What saw nothing has no weight.
       own[c] = m[c] == -infinity() ? 0.0F : exp2_approx(m[c] - top);
       beside[c] = theirs[c] == -infinity() ? 0.0F : exp2_approx(theirs[c] - top);
-      float sum = l[c] * own[c] + their_l[c] * beside[c];
-      float base = top == -infinity() ? 0.0F : top;
-      float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
-      // A sink is a key of its own in the first part: it takes probability and has no value.
-      const float sink = args.sinks == nullptr || item.part > 0
-                             ? -infinity()
-                             : args.sinks[head[c] * args.sinks_h] * kLog2e;
-      if (sink > -infinity()) {
-        const float most = sum == 0.0F ? sink : fmaxf(base, sink);
-        const float factor = sum == 0.0F ? 0.0F : exp2_approx(base - most);
-        sum = sum * factor + exp2_approx(sink - most);
-        base = most;
-        inverse = factor / sum;
-      }
-      own[c] *= inverse;
-      beside[c] *= inverse;
-      if (exists[c] && warp == 0 && lane < 4) write_statistics(c, base, sum);
+      const float sum = l[c] * own[c] + their_l[c] * beside[c];
+      const RowResult result = finished(args, item, mine.head[c], top, sum);
+      own[c] *= result.inverse;
+      beside[c] *= result.inverse;
+      if (mine.exists[c] && warp == 0 && lane < 4) write_statistics(c, result);
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -363,18 +322,11 @@ struct FewConsumer {
     }
     sync_own();
   }
-  __forceinline__ i64 part_row(int of_head, int of_query) const {
-    return (static_cast<i64>(item.batch) * args.heads_q + of_head) * args.keys.seq_q + of_query +
-           item.part * args.part_rows;
-  }
-  __forceinline__ void write_statistics(int c, float base, float sum) const {
+  __forceinline__ void write_statistics(int c, const RowResult& result) const {
     if (item.parts > 1) {
-      const i64 row = part_row(head[c], query[c]);
-      args.m_part[row] = sum == 0.0F ? -infinity() : base;
-      args.m_part[row + args.most_parts * args.part_rows] = sum;
+      store_part_statistics(args, part_row(args, item, mine.head[c], mine.query[c]), result);
     } else if (args.lse != nullptr) {
-      args.lse[item.batch * args.lse_b + head[c] * args.lse_h + query[c] * args.lse_s] =
-          (base + log2_approx(sum)) * kLn2;
+      store_lse(args, item, mine.head[c], mine.query[c], result);
     }
   }
 
@@ -390,7 +342,8 @@ struct FewConsumer {
       const Bytes16 low = load_shared_16(merged(row, column));
       const Bytes16 high = load_shared_16(merged(row, column) + 16);
       if (item.parts > 1) {
-        float* to = args.o_part + part_row(of_head, of_query) * args.part_columns + column;
+        float* to =
+            args.o_part + part_row(args, item, of_head, of_query) * args.part_columns + column;
         store_global_16(to, low);
         store_global_16(to + 4, high);
       } else {

@@ -2,8 +2,8 @@
 /// each, and three that copy its queries.
 #pragma once
 
+#include "cuda/kernels/decode_sm90/items.cuh"
 #include "cuda/kernels/mla_sm90/shared.cuh"
-#include "cuda/tile/hopper/tile_counter.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 #include "cuda/tile/sequences.cuh"
 
@@ -21,8 +21,7 @@ struct Producer {
   const int lane;
   Ring<kStages> ring;
   Ring<SharedPlan::kItems> slots;
-  bool counts = false, claimed = false;
-  u64 asked = 0;
+  decode_sm90::ItemRequest request;
 
   /// The page of a box of the item; nothing is read for others. Where K is not paged, the batch
   /// entry.
@@ -39,16 +38,8 @@ struct Producer {
     return key - page_of(args.pages, key) * args.pages.size;
   }
 
-  /// Behind the copies of the item's n-th of `blocks` blocks: asks for the next item once, when the
-  /// first places are filled.
-  __forceinline__ void ask_behind(int n, int blocks) {
-    if (!counts || lane > 0 || n != max(0, min(kStages, blocks) - 1)) return;
-    if (!claimed) claim(args.counter);
-    claimed = true;
-    asked = ask(args.counter);
-  }
-
-  /// Lanes hold the pages of 32 boxes, and those of the next 32 are on their way.
+  /// A lane issues one piece of a box. Lanes hold the pages of 32 boxes, and those of the next 32
+  /// are on their way.
   __forceinline__ void copy(const Item& item) {
     const int first = item.begin / kBoxRows, last = (item.end - 1) / kBoxRows;
     const int first_block = item.first_block(), end_block = item.end_block();
@@ -82,25 +73,13 @@ struct Producer {
                     &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
       }
       ring.advance();
-      ask_behind(block - first_block, end_block - first_block);
+      request.ask_behind(args, lane, block - first_block, end_block - first_block, kStages);
     }
   }
 
   __forceinline__ void run() {
     if (lane == 0) tma_prefetch_map(&args.k_map);
-    decode_sm90::Items<kItemsConfig> items(args, lane);
-    counts = items.total > static_cast<int>(gridDim.x);
-    int index = static_cast<int>(blockIdx.x);
-    while (index < items.total) {
-      const Item item = items.at(index);
-      announce_item(shared, slots, item, lane);
-      if (item.begin == item.end) ask_behind(0, 0);
-      copy(item);
-      int next = items.total;
-      if (counts && lane == 0) next = answer(args.counter, asked, items.total);
-      index = __shfl_sync(~0U, next, 0);
-    }
-    announce_item(shared, slots, {}, lane);
+    decode_sm90::hand_out_items<kRows>(*this);
   }
 };
 

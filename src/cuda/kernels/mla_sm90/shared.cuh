@@ -2,19 +2,19 @@
 /// decode_sm90: one part of one entry's keys, one key head, one tile of 64 rows.
 #pragma once
 
-#include "cuda/kernels/decode_sm90/items.cuh"
+#include "cuda/kernels/decode_sm90/item.cuh"
 #include "cuda/kernels/mla_sm90/args.h"
+#include "cuda/tile/hopper/tma.cuh"
+#include "cuda/tile/hopper/wgmma.cuh"
+#include "cuda/tile/shared_tile.cuh"
 
 namespace tilewise::mla_sm90 {
 
 using namespace tile;
-using decode_sm90::announce_item;
 using decode_sm90::Item;
+using decode_sm90::ItemRows;
 using decode_sm90::next_item;
-
-/// A config of decode_sm90 with as many rows in a tile.
-inline constexpr decode_sm90::Config kItemsConfig{.row_warps = kRows / 16};
-static_assert(decode_sm90::kTileRows<kItemsConfig> == kRows);
+using decode_sm90::RowResult;
 
 template <bool kFew>
 struct PlanOf {
@@ -77,6 +77,42 @@ struct Shared {
     for (int warp = 0; warp < kConsumers; ++warp) mbarrier_init(p_full(0, warp), 1);
     mbarrier_fence_init();
   }
+
+  /// All columns of a stage's block have come.
+  __forceinline__ void wait_keys(u32 stage, u32 parity) const {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) mbarrier_wait(full(stage, piece), parity);
+  }
 };
+
+/// Bytes from one panel of 64 columns to the next, in a box.
+inline constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
+/// Eight keys of a block lie a box apart; sixteen are a step of O's product.
+inline constexpr u32 kStepKeys = 2 * SharedPlan::kBox / 16;
+
+/// Stage and phase of the n-th block of all items.
+__forceinline__ u32 stage_of(u32 n) { return n % kStages; }
+__forceinline__ u32 parity_of(u32 n) { return n / kStages % 2; }
+
+/// Keys of the n-th block, from `key` on, that the item has not hold anything: zeros in their
+/// place, for 0 times a NaN would be one. By the four warps of a warpgroup. CONTRACT 10
+template <Config kConfig>
+__forceinline__ void clear_hidden(const Shared<kConfig>& shared, const Item& item, int key, u32 n,
+                                  int warp, int lane) {
+  shared.wait_keys(stage_of(n), parity_of(n));
+  constexpr int kChunks = kHeadDimV / 8;
+#pragma unroll 1
+  for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    if (key + row >= item.begin && key + row < item.end) continue;
+    store_shared_16(shared.k(stage_of(n)) + row / kBoxRows * SharedPlan::kBox +
+                        chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
+                    0.0F, 0.0F, 0.0F, 0.0F);
+  }
+  fence_async_shared();
+}
+
+__forceinline__ float as_float(u32 bits) { return __int_as_float(static_cast<int>(bits)); }
+__forceinline__ u32 as_bits(float x) { return static_cast<u32>(__float_as_int(x)); }
 
 }  // namespace tilewise::mla_sm90

@@ -59,19 +59,36 @@ int combine_shares(const Problem& p, int parts) {
   return idle && parts > kPartsAtATime ? kShares : 1;
 }
 
-void combine_parts(const Problem& p, const float* o, const float* statistics, int parts,
-                   void* stream, const tile::KeyParts* keys) {
+void add_partial_results(std::vector<MemoryPart>& memory, const Problem& p, int parts) {
+  const auto role = MemoryItem::Role::workspace;
+  memory.push_back(memory_part("partial O", role, DType::float32,
+                               {parts, p.query_rows(), host::padded(p.head_dim_v)}));
+  memory.push_back(memory_part("partial m, l", role, DType::float32, {2, parts, p.query_rows()}));
+}
+
+PartialResults take_partial_results(WorkspaceCutter& workspace, const Problem& p, int parts) {
+  const std::int64_t rows = parts * p.query_rows();
+  float* o = workspace.take<float>(rows * host::padded(p.head_dim_v));
+  return {o, workspace.take<float>(2 * rows)};
+}
+
+double partial_bytes(const Problem& p, int parts) {
+  return 4.0 * static_cast<double>(parts * p.query_rows() * (host::padded(p.head_dim_v) + 2));
+}
+
+void combine_parts(const Problem& p, const PartialResults& partial, int parts, void* stream,
+                   const tile::KeyParts* keys) {
   const int dim = host::padded(p.head_dim_v);
   const combine::Config config = {.output = output(p.dtype),
                                   .head_dim_v = dim,
                                   .own_parts = keys != nullptr,
                                   .shares = combine_shares(p, parts)};
   combine::Args args;
-  args.o = o;
+  args.o = partial.o;
   args.parts = parts;
   args.rows = p.query_rows();
-  args.m = statistics;
-  args.l = statistics + parts * args.rows;
+  args.m = partial.statistics;
+  args.l = partial.statistics + parts * args.rows;
   args.to = host::view4(p.o);
   if (p.lse.defined()) {
     args.lse_to = static_cast<float*>(p.lse.data);
