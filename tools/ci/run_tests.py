@@ -121,14 +121,15 @@ def run_stage(stage: str, without_torch: bool) -> list[Result]:
 
 def print_summary(results: list[Result], took: dict[str, str]) -> None:
     """Who sees only the end of the output learns from it what failed, and where the time went."""
-    skipped = Counter(
-        f"{result.stage}: {result.detail or result.name}"
-        for result in results
-        if result.status is Status.SKIPPED
-    )
+    skipped = [result for result in results if result.status is Status.SKIPPED]
     if skipped:
         print("\nskipped:")
-    for reason, tests in sorted(skipped.items()):
+    for result in skipped:
+        print(f"  {result.stage}  {result.name}")
+    reasons = Counter(f"{result.stage}: {result.detail or 'no reason given'}" for result in skipped)
+    if reasons:
+        print("\nskipped, by reason:")
+    for reason, tests in sorted(reasons.items()):
         print(f"  {tests:4} {reason}")
     print("\nstages:")
     for stage, text in took.items():
