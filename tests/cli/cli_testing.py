@@ -157,13 +157,22 @@ class CliTest(unittest.TestCase):
         self.assertLessEqual(worst, bound)
 
     def assert_aligned(self, markdown: str) -> list[list[str]]:
-        """Every table of the text has lines of one length; returns the first one's cells."""
+        """Each column of the text's tables begins at one place, and lines are as long as the first
+        but for a text of the last column that is too long for it. Returns the first table's cells.
+        """
         blocks = [block.splitlines() for block in markdown.split("\n\n")]
         tables = [lines for lines in blocks if lines and lines[0].startswith("|")]
         self.assertTrue(tables, markdown)
         for lines in tables:
             table = [line for line in lines if line.startswith("|")]
-            self.assertEqual(len({len(line) for line in table}), 1, markdown)
+            head, rule, *rows = table
+            bars = [at for at, sign in enumerate(rule) if sign == "|"]
+            self.assertEqual(len(head), len(rule), markdown)
+            for line in [head, *rows]:
+                self.assertEqual({line[at] for at in bars[:-1]}, {"|"}, markdown)
+                text = line[bars[-2] : -1].strip("| ")
+                longer = len(text) - (bars[-1] - bars[-2] - 3)
+                self.assertEqual(len(line), len(rule) + max(longer, 0), markdown)
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[0]]
 
 
