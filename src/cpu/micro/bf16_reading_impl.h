@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/micro/bf16_listed_impl.h"
+#include "cpu/micro/few_rows_impl.h"
 
 namespace tilewise::cpu {
 namespace {
@@ -129,28 +130,12 @@ inline void add_listed_tile(int k, int part, const Bf16* a, std::ptrdiff_t lda, 
   }
 }
 
-template <int R>
-struct Rows {};
-
-/// tile(Rows<R>, first row, rows of B) for all rows: four at a time, then the rest. The first asks
-/// for what comes next.
+/// tile(RowGroup<R>, first row, rows of B) for all rows. The first asks for what comes next.
 template <class Tile>
 inline void for_few_rows(int rows, ListedBf16& b, const Tile& tile) {
   Ahead nothing;
   ListedBf16 silent{b.first, b.at, nothing};
-  ListedBf16* from = &b;
-  int r = 0;
-  for (; r + 4 <= rows; r += 4, from = &silent) tile(Rows<4>{}, r, *from);
-  switch (rows - r) {
-    case 3:
-      return tile(Rows<3>{}, r, *from);
-    case 2:
-      return tile(Rows<2>{}, r, *from);
-    case 1:
-      return tile(Rows<1>{}, r, *from);
-    default:
-      return;
-  }
+  for_row_groups(rows, [&](auto group, std::ptrdiff_t r) { tile(group, r, r == 0 ? b : silent); });
 }
 
 struct VectorReading {
@@ -165,7 +150,7 @@ struct VectorReading {
     ListedBf16 listed{b, at, ahead};
     for (std::ptrdiff_t j = 0; j < cols; j += kKeys, listed.at += kKeys) {
       const int keys = cols - j < kKeys ? cols - static_cast<int>(j) : kKeys;
-      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+      for_few_rows(rows, listed, [&]<int R>(RowGroup<R>, std::ptrdiff_t r, ListedBf16& from) {
         row_products_of<R>(keys, k, a + r * lda, lda, from, factor, c + r * ldc + j, ldc);
       });
     }
@@ -176,7 +161,7 @@ struct VectorReading {
                               Ahead& ahead) {
     ListedBf16 listed{b, at, ahead};
     for_columns(cols, listed, [&]<int C, bool Part>(Columns<C, Part>, int part, std::ptrdiff_t j) {
-      for_few_rows(rows, listed, [&]<int R>(Rows<R>, std::ptrdiff_t r, ListedBf16& from) {
+      for_few_rows(rows, listed, [&]<int R>(RowGroup<R>, std::ptrdiff_t r, ListedBf16& from) {
         add_listed_tile<R, C, Part>(k, part, a + r * lda, lda, from, c + r * ldc + j, ldc);
       });
     });

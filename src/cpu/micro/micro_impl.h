@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/micro/ahead_impl.h"
+#include "cpu/micro/few_rows_impl.h"
 #include "cpu/micro/products_impl.h"
 
 namespace tilewise::cpu {
@@ -103,11 +104,9 @@ inline void row_products_of(int cols, int k, const float* a, std::ptrdiff_t lda,
 template <class V, class Rows>
 inline void products_with_rows(int rows, int cols, int k, const float* a, std::ptrdiff_t lda,
                                Rows b, float* c, std::ptrdiff_t ldc) {
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    row_products_of<V, 4>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
-  }
-  for (; r < rows; ++r) row_products_of<V, 1>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
+  for_row_groups(rows, [&]<int R>(RowGroup<R>, int r) {
+    row_products_of<V, R>(cols, k, a + r * lda, lda, b, c + r * ldc, ldc);
+  });
 }
 
 template <class V, class B>
@@ -159,11 +158,9 @@ inline void add_listed_tile(int k, const float* a, std::ptrdiff_t lda, Listed<B>
 template <class V, int C, class B>
 inline void add_listed_panel(int rows, int k, const float* a, std::ptrdiff_t lda, Listed<B>& b,
                              float* c, std::ptrdiff_t ldc) {
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    add_listed_tile<V, 4, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
-  }
-  for (; r < rows; ++r) add_listed_tile<V, 1, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
+  for_row_groups(rows, [&]<int R>(RowGroup<R>, int r) {
+    add_listed_tile<V, R, C>(k, a + r * lda, lda, b, c + r * ldc, ldc);
+  });
 }
 
 template <class V, class B>
