@@ -291,8 +291,7 @@ TEST(FlashSm80, PredictsWhatAnH100Took) {
                              {16384, 64, false, 6.194}, {512, 128, false, 0.2154},
                              {512, 128, true, 0.1660},  {1024, 128, true, 0.2463},
                              {4096, 128, true, 0.7311}, {16384, 128, false, 5.403}};
-  Hardware h100 = machine(90);
-  h100.bandwidth_gbps = 3000.0;
+  const Hardware h100 = machine(90, 3000.0);
   for (const Cell& cell : kCells) {
     AttentionSpec spec;
     if (cell.causal) spec.causal = Causal::bottom_right;

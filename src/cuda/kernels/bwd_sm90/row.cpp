@@ -12,6 +12,7 @@
 #include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/sm90_mask.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
@@ -22,7 +23,6 @@
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/bwd_sm90/workspace.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
 #include "cuda/kernels/rows/score_strip.h"
@@ -272,7 +272,7 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
 void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   const Config& config = decided.config;
   args.of.top = sm90_mask(p).top;
-  sm90_fill_lengths(args.of, p);
+  host::fill_sm90_lengths(args.of, p);
   fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k * decided.sharers);
