@@ -258,8 +258,8 @@ struct MapAxes {
         block_k(std::clamp<std::int64_t>(wanted_k, 1, std::max<std::int64_t>(p.seq_k, 1))) {
     const Tensor& listed = p.block_list.row_offsets;
     const bool has_list = p.block_list.defined();
-    const bool of_batch = (variables_of(mask) & kBatch) != 0 || p.packed || p.key_lengths.defined() ||
-                          (has_list && listed.strides[0] != 0);
+    const bool of_batch = (variables_of(mask) & kBatch) != 0 || p.packed ||
+                          p.key_lengths.defined() || (has_list && listed.strides[0] != 0);
     const bool of_head = differs_by_head(mask) || (has_list && listed.strides[1] != 0);
     batch = of_batch ? p.batch : 1;
     heads = of_head ? p.heads_q : 1;
