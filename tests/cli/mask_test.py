@@ -26,6 +26,24 @@ class Mask(CliTest):
         text = self.ok("mask", "--case", "s128 blocks=32,64:1,1:1 causal", "--block", "9,9")
         self.assertEqual(text.splitlines()[:4], ["▒▒··"] * 2 + ["██▒▒"] * 2)
 
+    def test_a_formula_may_begin_with_a_minus(self) -> None:
+        drawn = self.ok("mask", "--sq", "16", "--block", "8,8", "--", "-i < -7").splitlines()
+        self.assertEqual(drawn[:2], ["····", "████"])
+        self.assertEqual(run("mask", "--fly", "i > j").stderr.count("begins with"), 0)
+        small = ["plan", "--seq", "8"]
+        self.assertEqual(self.ok(*small, "--mask", "-i < 3"), self.ok(*small, "--mask=-i < 3"))
+
+    def test_widest_windows(self) -> None:
+        most, least = 2**63 - 1, -(2**63)
+        words = ["mask", "true", "--sq", "16", "--block", "8,8", "--window"]
+        for window, first in (
+            (f"{most},{most}", "████"),
+            (f"{most},0", "▒▒··"),
+            (f"{least},{most}", "····"),
+            (f"-,{least}", "····"),
+        ):
+            self.assertEqual(self.ok(*words, window).splitlines()[0], first, window)
+
     def test_writes_a_drawing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "mask.svg"
@@ -41,6 +59,7 @@ class Mask(CliTest):
             (["mask", "i >= j", "--head", "1,0"], "--head"),
             (["mask", "i >= j", "--block", "64"], "--block '64': expected two numbers"),
             (["mask", "--case", "b0 s5"], "expected a batch entry"),
+            (["mask", "-i < -3"], "a value that begins with - comes last, after --"),
             (["mask", "i < 5000000000 * 1"], "the integer 5000000000 does not fit in 32 bits"),
             (["mask", "d[i] > 0", "--captures", "d:i32[Sk * 5000000000]"], "5000000000"),
         ):
