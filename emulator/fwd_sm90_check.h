@@ -165,7 +165,6 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const cuda::Sm90Tile& tile = *known;
   const bool split = c.splits > 1;
   Config config = cuda::sm90_config(p, tile, split);
-  config.schedule.by_warp = c.by_warp;
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;

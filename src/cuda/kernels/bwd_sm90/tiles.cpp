@@ -203,10 +203,9 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
-Config bwd_sm90_passing_config(const Problem& p, const bwd_sm90::PassingTrial& trial) {
+Config bwd_sm90_passing_config(const Problem& p) {
   Config config = bwd_sm90_config(p);
   config.passes = true;
-  config.trial = trial;
   // Stages let the two who compute drift apart. The next tile's K ahead gains less.
   config.shape.k_stages = 1;
   for (const int stages : {4, 3, 2}) {
