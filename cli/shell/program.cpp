@@ -16,12 +16,15 @@
 namespace tilewise::cli {
 namespace {
 
-constexpr std::size_t kHelpColumn = 34;
-constexpr std::size_t kHelpWidth = 96;
+constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kHelpWidth = 80;
 
 constexpr const char* kFooter =
-    R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
-4 out of memory, 5 unsupported or not compilable, 130 interrupted.
+    R"(Each command has its own help: tilewise COMMAND --help
+
+Exit codes: 0 done, 1 a check failed, 2 bad arguments or files,
+3 no such device or driver, 4 out of memory, 5 unsupported or not compilable,
+130 interrupted.
 
 Examples:
   tilewise run examples/data/minilm_layer5_qkv.safetensors --compare reference

@@ -11,7 +11,7 @@ WINDOW = "i >= j & i - j < 256"
 
 class Mask(CliTest):
     def test_draws_blocks_and_counts_them(self) -> None:
-        text = self.ok("mask", WINDOW, "--sq", "1024")
+        text = self.ok("mask", WINDOW, "--seq", "1024")
         lines = text.splitlines()
         self.assertEqual(lines[0], "▒▒" + "··" * 7)
         self.assertEqual(lines[3], "··▒▒██▒▒" + "··" * 4)
@@ -21,7 +21,7 @@ class Mask(CliTest):
 
     def test_reads_captured_tensors_and_whole_cases(self) -> None:
         documents = ["--captures", "doc:i32[Sk]=j // 200"]
-        text = self.ok("mask", "doc[i] == doc[j]", "--sq", "400", "--block", "100,100", *documents)
+        text = self.ok("mask", "doc[i] == doc[j]", "--seq", "400", "--block", "100,100", *documents)
         self.assertEqual(text.splitlines()[:4], ["████····"] * 2 + ["····████"] * 2)
         text = self.ok("mask", "--case", "s128 blocks=32,64:1,1:1 causal", "--block", "9,9")
         self.assertEqual(text.splitlines()[:4], ["▒▒··"] * 2 + ["██▒▒"] * 2)
@@ -47,7 +47,7 @@ class Mask(CliTest):
     def test_writes_a_drawing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "mask.svg"
-            self.assertIn("built in", self.ok("mask", WINDOW, "--sq", "1024", "-o", str(path)))
+            self.assertIn("built in", self.ok("mask", WINDOW, "--seq", "1024", "-o", str(path)))
             drawing = path.read_text()
         self.assertIn('viewBox="0 0 8 8"', drawing)
         self.assertEqual(len(re.findall("#1f4e79", drawing)), 7)
