@@ -96,6 +96,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       if (p.heads_k % heads == 0 && enough && fits) together = heads;
     }
   }
+  partials = splits > 1 ? pairs * splits : workers * together;
   q_rows = rows;
   if (few) {
     q_rows = round_up(rows, row_unit);
@@ -163,8 +164,8 @@ std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
     return memory_part(name, Role::workspace, dtype, shape);
   };
   return {
-      item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
-      item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
+      item("O of splits", {g.partials, g.rows, g.ld_v}),
+      item("m, l of splits", {2, g.partials, g.rows}),
       item("Q rows", {g.workers, g.together * g.q_rows, g.ld_q},
            g.bf16 ? DType::bfloat16 : DType::float32),
       item("Q rows to pack",
