@@ -280,6 +280,25 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_FALSE(bwd_sm90_config(p).sums.split);
 }
 
+TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
+  const auto config_of = [](std::int64_t seq, std::int64_t dim, bool causal) {
+    return bwd_sm90_config(problem(seq, dim, causal));
+  };
+  const Config odd = config_of(256, 80, true);
+  EXPECT_EQ(odd.head_dim, 80);
+  EXPECT_EQ(odd.columns_dq(), 96);
+  EXPECT_EQ(config_of(256, 88, false).head_dim, 96);
+  EXPECT_EQ(config_of(256, 88, false).columns_dq(), 96);
+  EXPECT_EQ(config_of(4096, 80, true).head_dim, 96);
+  EXPECT_EQ(config_of(4096, 80, true).columns_dq(), 128) << "products bound it";
+  EXPECT_EQ(config_of(256, 64, true).columns_dq(), 64);
+  EXPECT_EQ(config_of(256, 128, true).columns_dq(), 128);
+  const KernelUnit unit = bwd_sm90_unit(odd);
+  for (const char* text : {"m64n32k16", "m64n80k16", ".narrow = true"})
+    EXPECT_NE((unit.prelude + unit.config).find(text), std::string::npos) << text;
+  EXPECT_EQ(bwd_sm90_unit(config_of(4096, 96, true)).config.find("narrow"), std::string::npos);
+}
+
 TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
   Problem p = problem(4096, 128, true);
   p.batch = 4, p.heads_q = 32, p.heads_k = 4;

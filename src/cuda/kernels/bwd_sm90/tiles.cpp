@@ -101,6 +101,21 @@ bool takes_spans(const Problem& p, Config config) {
   return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
 }
 
+/// Head dims 65 to 96 where rows see few keys and memory takes much of the time: dQ's sums of 96
+/// columns, and products of 80 to head dim 80 (an H200: 0.88 to 0.93 of the time at 130 to 339
+/// keys, but 1.02 of it at 7098 under a causal mask). The parts of a cut tile come by 32 columns.
+/// Functions, lists and options were not timed with it.
+void narrow_dims(const Problem& p, Config& config) {
+  constexpr double kFewKeys = 640.0;
+  if (config.head_dim != 96 || config.two_plane) return;
+  if (config.listed() || config.options.any() || config.expressions.any()) return;
+  if (visible_pairs(p) > kFewKeys * static_cast<double>(p.query_rows())) return;
+  config.sums.narrow = true;
+  if (config.sums.split) return;
+  if (p.head_dim <= 80) config.head_dim = 80;
+  if (config.head_dim_v == 96 && p.head_dim_v <= 80) config.head_dim_v = 80;
+}
+
 }  // namespace
 
 int bwd_sm90_padded(std::int64_t dim) {
@@ -190,6 +205,7 @@ Config bwd_sm90_config(const Problem& p) {
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   config.spans = takes_spans(p, config);
+  narrow_dims(p, config);
   return config;
 }
 
