@@ -73,6 +73,18 @@ std::int64_t query_bytes(const Problem& p, const Config& config) {
 /// tile is a larger part of the whole, and three are taken.
 constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 
+/// Full masks with a few waves of long tiles: a conversion that is taken when as many tiles have
+/// begun as there are multiprocessors waits for one of them. 4 x 24 heads of 4096 queries and 512
+/// keys, dim 128: three waves apart 0.574 ms, one 0.613 (an H200).
+constexpr int kLongWaves = 3;
+bool waits_for_long_tiles(const Problem& p, const Config& config) {
+  constexpr std::int64_t kMostWaves = 8, kLongQueries = 1536;
+  const std::int64_t tiles = bwd_sm90_tiles(p, config);
+  return !p.packed && !config.listed() && !config.sums.split && p.seq_q >= kLongQueries &&
+         tiles > host::kTypicalMultiprocessors &&
+         tiles <= kMostWaves * host::kTypicalMultiprocessors;
+}
+
 /// Spans have about 64 tiles, whose longest lasts as long as four waves of the mean: converted
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
@@ -272,8 +284,12 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   if (tiles > host::kTypicalMultiprocessors) return 1;
   constexpr std::int64_t kLeastSteps = 8;
   const std::int64_t most = std::min(blocks, p.group() * blocks / kLeastSteps);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most));
+  // Parts of one length that come in as many waves as there are parts end no earlier.
+  const bool even = !p.has_positional_mask() && !p.block_list.defined();
+  const bool gains = ceil_div(parts * tiles, std::int64_t{host::kTypicalMultiprocessors}) < parts;
+  return even && !gains ? 1 : static_cast<int>(parts);
 }
 
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
@@ -323,7 +339,11 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
   if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
-  if (config.mask == Mask::none) return lead;
+  if (config.mask == Mask::none) {
+    if (!waits_for_long_tiles(p, config)) return lead;
+    const std::int64_t apart = std::int64_t{kLongWaves} * host::kTypicalMultiprocessors;
+    return std::max(lead, static_cast<int>(ceil_div(apart, order.section_heads * order.blocks)));
+  }
   const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
   // Packed sequences differ in length too. The section itself lies between as well.
   const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
