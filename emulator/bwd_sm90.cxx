@@ -179,7 +179,19 @@ int main() {
                                                  {.dim = 96, .dim_v = 96, .high = 51}, kBf16);
   check<dims(k128, 64, 128)>("dims 64, 128", {.dim_v = 128}, kBf16);
   check<dims(k128, 128, 64)>("dims 128, 64", {.dim = 128}, kBf16);
-  check<dims(k128, 96, 64)>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);
+  check<narrow(dims(k128, 80, 64))>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);
+  check<narrow(dims(masked(k128, Mask::right), 80, 80))>("dim 80, causal, 2 blocks",
+                                                         {.heads_q = 4,
+                                                          .heads_k = 2,
+                                                          .seq_q = 300,
+                                                          .seq_k = 300,
+                                                          .dim = 80,
+                                                          .dim_v = 80,
+                                                          .high = 1,
+                                                          .blocks = 2},
+                                                         kBf16);
+  check<narrow(dims(deterministic(k128), 96, 80))>("dims 96, 80, deterministic",
+                                                   {.seq_k = 300, .dim = 96, .dim_v = 80}, kBf16);
   check<hiding(split(masked(k64, Mask::right), 256))>("dim 64, causal, 3 parts, chunks of 256",
                                                       {.heads_q = 4,
                                                        .heads_k = 2,
@@ -194,8 +206,8 @@ int main() {
       "dim 128, 2 parts",
       {.batch = 2, .seq_q = 200, .seq_k = 300, .dim = 128, .dim_v = 128, .blocks = 2, .parts = 2},
       kBf16);
-  check<split(dims(k128, 96, 96), 128)>("dim 96, 2 parts",
-                                        {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
+  check<narrow(split(dims(k128, 96, 96), 128))>(
+      "dim 96, 2 parts", {.dim = 96, .dim_v = 96, .d_lse = true, .parts = 2}, kBf16);
   check<hiding(two_plane(masked(k128, Mask::both)))>(
       "dim 128, exact dS, rows at both ends that see nothing",
       {.seq_q = 300, .seq_k = 100, .dim = 128, .dim_v = 128, .low = -70, .high = -20}, kExact);

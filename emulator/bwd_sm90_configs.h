@@ -34,6 +34,11 @@ constexpr Config deterministic(Config c) {
   c.sums.deterministic = true;
   return c;
 }
+/// dQ in the head dim's own columns.
+constexpr Config narrow(Config c) {
+  c.sums.narrow = true;
+  return c;
+}
 
 using bwd_sm90::SharedPlan;
 constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;

@@ -218,7 +218,8 @@ double queue_ratio(const Problem& p, const Config& config) {
     const int s = step - lead;
     for (int block = 0; block < order.blocks; ++block) {
       for (int h = begin(std::max(0, s)); s >= 0 && h < begin(s + 1); ++h) {
-        const auto queries = static_cast<double>((p.seq_q - std::int64_t{block} * 128) * group);
+        const std::int64_t hidden = config.mask == Mask::none ? 0 : std::int64_t{block} * 128;
+        const auto queries = static_cast<double>((p.seq_q - hidden) * group);
         finished[h] = std::max(finished[h], run(prepared[h], 4.0 + 3.8 * queries / 128.0));
       }
     }
@@ -239,6 +240,18 @@ TEST(BwdSm90, GroupedHeadsLeaveNobodyWaiting) {
     EXPECT_LT(queue_ratio(p, bwd_sm90_config(p)), 1.03)
         << s.heads << ":" << s.kv_heads << " " << s.seq;
   }
+}
+
+TEST(BwdSm90, FewKeysLeaveNobodyWaiting) {
+  Problem p = problem(4096, 128, false);
+  p.heads_q = p.heads_k = 24;
+  p.seq_k = 512;
+  EXPECT_LT(queue_ratio(p, bwd_sm90_config(p)), 1.03);
+  // Many short tiles keep their distance: rows are still in the L2 cache.
+  p = problem(1024, 128, false);
+  const Config config = bwd_sm90_config(p);
+  const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+  EXPECT_EQ(bwd_sm90_lag(p, order, config), bwd_sm90_sections_apart(order, config));
 }
 
 TEST(BwdSm90, TunedOrdersStayAsTheyAre) {
@@ -270,6 +283,32 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_TRUE(bwd_sm90_config(p).sums.split);
   p.deterministic = true;
   EXPECT_FALSE(bwd_sm90_config(p).sums.split);
+  // 96 full tiles in two parts would be two waves of halves.
+  p = problem(4096, 128, false);
+  p.heads_q = p.heads_k = 24;
+  p.seq_k = 77;
+  EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 1);
+  p.heads_q = p.heads_k = 10;
+  EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 6);
+}
+
+TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
+  const auto config_of = [](std::int64_t seq, std::int64_t dim, bool causal) {
+    return bwd_sm90_config(problem(seq, dim, causal));
+  };
+  const Config odd = config_of(256, 80, true);
+  EXPECT_EQ(odd.head_dim, 80);
+  EXPECT_EQ(odd.columns_dq(), 96);
+  EXPECT_EQ(config_of(256, 88, false).head_dim, 96);
+  EXPECT_EQ(config_of(256, 88, false).columns_dq(), 96);
+  EXPECT_EQ(config_of(4096, 80, true).head_dim, 96);
+  EXPECT_EQ(config_of(4096, 80, true).columns_dq(), 128) << "products bound it";
+  EXPECT_EQ(config_of(256, 64, true).columns_dq(), 64);
+  EXPECT_EQ(config_of(256, 128, true).columns_dq(), 128);
+  const KernelUnit unit = bwd_sm90_unit(odd);
+  for (const char* text : {"m64n32k16", "m64n80k16", ".narrow = true"})
+    EXPECT_NE((unit.prelude + unit.config).find(text), std::string::npos) << text;
+  EXPECT_EQ(bwd_sm90_unit(config_of(4096, 96, true)).config.find("narrow"), std::string::npos);
 }
 
 TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {

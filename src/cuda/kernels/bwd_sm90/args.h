@@ -41,12 +41,13 @@ struct Sums {
   bool split = false;          ///< tiles are cut: dK, dV of the parts
   bool diagonals = false;      ///< dS by i - j too
   bool bias = false;           ///< dS is the gradient of the bias and added to its sums
+  bool narrow = false;         ///< dQ has the head dim's columns, not those of whole panels
   bool operator==(const Sums&) const = default;
 };
 
 struct Config {
   tile::Element element = tile::Element::bf16;
-  int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
+  int head_dim = 128;    ///< padded D: 64, 80, 96, 128, 192, 256
   int head_dim_v = 128;  ///< padded Dv
   Shape shape;
   Mask mask = Mask::none;
@@ -83,8 +84,11 @@ struct Config {
   constexpr bool gates() const { return logits.softcap || logits.gated; }
   /// Bytes of a slope in shared memory.
   constexpr int gate_bytes() const { return logits.gated && two_plane ? 4 : 2; }
-  /// Columns of the sums of dQ: whole panels.
-  constexpr int columns_dq() const { return (head_dim + 63) / 64 * 64; }
+  /// Columns of the sums of dQ: a multiple of 32, or whole panels.
+  constexpr int columns_dq() const {
+    const int unit = sums.narrow ? 32 : 64;
+    return (head_dim + unit - 1) / unit * unit;
+  }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr bool listed() const { return lists != Lists::none; }
   /// Dropout's bits are made a block ahead, between products. With larger dims the descriptors of

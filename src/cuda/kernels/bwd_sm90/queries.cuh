@@ -16,11 +16,12 @@ struct Queries {
   static constexpr SharedPlan kPlan = Base::kPlan;
   static constexpr int kColumns = kConfig.columns_dq();
   /// Products of 64 queries x 64 columns, which lie one below the other or side by side.
-  static constexpr int kParts = kM / 64 * kColumns / 64;
+  static constexpr int kParts = kM / 64 * ((kColumns + 63) / 64);
+  /// Columns of the last one.
+  static constexpr int kLastColumns = kColumns % 64 == 0 ? 64 : kColumns % 64;
   static constexpr bool kBelow = kM == 128;
   static_assert(!kBelow || kColumns == 64);
   static constexpr int kStage = 16 * 64 * 4;  ///< bytes that a warp adds at once
-  using Product = Wgmma<kElement, 64>;
 
   Worker<kConfig> worker;
   const u64 dSt, dKt;  ///< dS as A, K as B of dQ, of the first part and buffers
@@ -33,8 +34,8 @@ struct Queries {
         dKt(panel_descriptor(worker.shared.k(0), kBlockN * kPanelRowBytes)) {}
 
   /// (B8) dQ = dS K of a part, over kKeys keys from `first` on
-  template <int kKeys = kBlockN>
-  __forceinline__ void multiply(int part, int first = 0) {
+  template <int kKeys, int kN>
+  __forceinline__ void multiply(float (&sums)[kN / 2], int part, int first = 0) {
     constexpr u32 kPanel = kBlockN * kPanelRowBytes / 16;
     const u32 skipped = first / 16 * kStepRows;
     const u64 ds =
@@ -44,11 +45,11 @@ struct Queries {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
-      Product::multiply_transposed(rDq, ds + i * kStepRows, k + i * kStepRows, i != 0);
+      Wgmma<kElement, kN>::multiply_transposed(sums, ds + i * kStepRows, k + i * kStepRows, i != 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
-    pin(rDq);
+    pin(sums);
   }
   /// The warp's place for a part, of two in turn, when the copy engine has read what was staged
   /// there before.
@@ -58,18 +59,19 @@ struct Queries {
     __syncwarp();  // it has
     return worker.shared.dq(worker.warp) + place * kStage;
   }
-  /// Stages the warp's 16 rows x 64 columns; the copy engine adds them.
-  __forceinline__ void add(int part, float* to) const {
+  /// Stages the warp's 16 rows x kN columns; the copy engine adds them.
+  template <int kN>
+  __forceinline__ void add(const float (&sums)[kN / 2], int part, float* to) const {
     const u32 stage = await_stage(part);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      store_shared_16(stage + (i * 32 + worker.lane) * 16, rDq[4 * i], rDq[4 * i + 1],
-                      rDq[4 * i + 2], rDq[4 * i + 3]);
+    for (int i = 0; i < kN / 8; ++i) {
+      store_shared_16(stage + (i * 32 + worker.lane) * 16, sums[4 * i], sums[4 * i + 1],
+                      sums[4 * i + 2], sums[4 * i + 3]);
     }
     fence_async_shared();
     __syncwarp();
     if (worker.lane == 0) {
-      bulk_add(to, stage, kStage);
+      bulk_add(to, stage, 16 * kN * 4);
       bulk_commit();
     }
   }
@@ -132,6 +134,17 @@ struct Queries {
     }
     // Staging waits for all lanes itself: see await_stage().
   }
+  /// A part of a step, of kN columns.
+  template <int kN>
+  __forceinline__ void add_part(float (&sums)[kN / 2], int part, float* to, u32 halves) {
+    if (kConfig.passes && halves != 3) {
+      multiply<kBlockN / 2, kN>(sums, part, halves == 2 ? kBlockN / 2 : 0);
+    } else {
+      multiply<kBlockN, kN>(sums, part);
+    }
+    if (part == kParts - 1) worker.release(worker.shared.ds_empty(buffers.slot));
+    add<kN>(sums, part, to);
+  }
   /// dQ of a block of queries, or of a plane of its dS, added to its sums
   /// `halves`: of the keys, a bit each, of which there is dS
   __forceinline__ void step(int bh, int block, bool first_plane = true, u32 halves = 3) {
@@ -149,18 +162,23 @@ struct Queries {
       __syncwarp();
     }
     mbarrier_wait(worker.shared.ds_full(buffers.slot), buffers.parity);
+    constexpr int kWhole = kLastColumns == 64 ? kParts : kParts - 1;
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < kWhole; ++part) {
       if constexpr (kConfig.sums.diagonals) {
         if (kBelow || part == 0) add_diagonals(part, bh, block);
       }
       if (kConfig.passes && halves != 3) {
-        multiply<kBlockN / 2>(part, halves == 2 ? kBlockN / 2 : 0);
+        multiply<kBlockN / 2, 64>(rDq, part, halves == 2 ? kBlockN / 2 : 0);
       } else {
-        multiply(part);
+        multiply<kBlockN, 64>(rDq, part);
       }
       if (part == kParts - 1) worker.release(worker.shared.ds_empty(buffers.slot));
-      add(part, to + part * (kBelow ? 64 * kColumns : 16 * 64));
+      add<64>(rDq, part, to + part * (kBelow ? 64 * kColumns : 16 * 64));
+    }
+    if constexpr (kWhole < kParts) {
+      float sums[kLastColumns / 2];
+      add_part<kLastColumns>(sums, kWhole, to + kWhole * 16 * 64, halves);
     }
     buffers.advance();
   }

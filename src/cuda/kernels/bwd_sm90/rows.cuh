@@ -64,13 +64,15 @@ __forceinline__ float row_products(u32 sO, u32 sdO, int t) {
 
 /// (B8) A piece of the sums of dQ, fragments of 16 rows x 8 columns (32 lanes of four floats), to
 /// rows of panels of a chunk's rows at `to`. A warp takes two or four fragments of a band of 16
-/// rows.
+/// rows, or none.
 template <Config kConfig>
 __forceinline__ void convert_piece(u32 piece, u32 to, int index, float scale, int w, int lane) {
   constexpr int kBands = Piece<kConfig>::kBytes / (16 * 4 * kConfig.columns_dq());
-  constexpr int kWarps = kConsumerWarps / kBands;                           // of a band
-  constexpr int kPairs = Piece<kConfig>::kBytes / (kConsumerWarps * 1024);  // of fragments, a warp
+  constexpr int kAtOnce = kConsumerWarps * 1024;  // bytes of a pair of each warp
+  constexpr int kPairs = (Piece<kConfig>::kBytes + kAtOnce - 1) / kAtOnce;
+  constexpr int kWarps = kConfig.columns_dq() / (kPairs * 16);  // of a band
   static_assert(kWarps * kPairs * 16 == kConfig.columns_dq());
+  if (kWarps * kBands < kConsumerWarps && w >= kWarps * kBands) return;
   const int row = (index * kBands + w / kWarps) * 16 + lane % 16,
             column = w % kWarps * (kPairs * 16);
 #pragma unroll

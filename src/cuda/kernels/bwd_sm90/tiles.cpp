@@ -73,6 +73,18 @@ std::int64_t query_bytes(const Problem& p, const Config& config) {
 /// tile is a larger part of the whole, and three are taken.
 constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 
+/// Full masks with a few waves of long tiles: a conversion that is taken when as many tiles have
+/// begun as there are multiprocessors waits for one of them. 4 x 24 heads of 4096 queries and 512
+/// keys, dim 128: three waves apart 0.574 ms, one 0.613 (an H200).
+constexpr int kLongWaves = 3;
+bool waits_for_long_tiles(const Problem& p, const Config& config) {
+  constexpr std::int64_t kMostWaves = 8, kLongQueries = 1536;
+  const std::int64_t tiles = bwd_sm90_tiles(p, config);
+  return !p.packed && !config.listed() && !config.sums.split && p.seq_q >= kLongQueries &&
+         tiles > host::kTypicalMultiprocessors &&
+         tiles <= kMostWaves * host::kTypicalMultiprocessors;
+}
+
 /// Spans have about 64 tiles, whose longest lasts as long as four waves of the mean: converted
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
@@ -99,6 +111,21 @@ bool takes_spans(const Problem& p, Config config) {
   // The offsets of all sequences lie in shared memory.
   config.spans = true;
   return 16 * (p.batch + 2) <= bwd_sm90::SharedPlan(config).kept;
+}
+
+/// Head dims 65 to 96 where rows see few keys and memory takes much of the time: dQ's sums of 96
+/// columns, and products of 80 to head dim 80 (an H200: 0.88 to 0.93 of the time at 130 to 339
+/// keys, but 1.02 of it at 7098 under a causal mask). The parts of a cut tile come by 32 columns.
+/// Functions, lists and options were not timed with it.
+void narrow_dims(const Problem& p, Config& config) {
+  constexpr double kFewKeys = 640.0;
+  if (config.head_dim != 96 || config.two_plane) return;
+  if (config.listed() || config.options.any() || config.expressions.any()) return;
+  if (visible_pairs(p) > kFewKeys * static_cast<double>(p.query_rows())) return;
+  config.sums.narrow = true;
+  if (config.sums.split) return;
+  if (p.head_dim <= 80) config.head_dim = 80;
+  if (config.head_dim_v == 96 && p.head_dim_v <= 80) config.head_dim_v = 80;
 }
 
 }  // namespace
@@ -190,6 +217,7 @@ Config bwd_sm90_config(const Problem& p) {
     config.lists = tile::Lists::whole;
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   config.spans = takes_spans(p, config);
+  narrow_dims(p, config);
   return config;
 }
 
@@ -255,8 +283,12 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   if (tiles > host::kTypicalMultiprocessors) return 1;
   constexpr std::int64_t kLeastSteps = 8;
   const std::int64_t most = std::min(blocks, p.group() * blocks / kLeastSteps);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most)));
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(wanted / tiles, 1, std::max<std::int64_t>(1, most));
+  // Parts of one length that come in as many waves as there are parts end no earlier.
+  const bool even = !p.has_positional_mask() && !p.block_list.defined();
+  const bool gains = ceil_div(parts * tiles, std::int64_t{host::kTypicalMultiprocessors}) < parts;
+  return even && !gains ? 1 : static_cast<int>(parts);
 }
 
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
@@ -306,7 +338,11 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
   if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
-  if (config.mask == Mask::none) return lead;
+  if (config.mask == Mask::none) {
+    if (!waits_for_long_tiles(p, config)) return lead;
+    const std::int64_t apart = std::int64_t{kLongWaves} * host::kTypicalMultiprocessors;
+    return std::max(lead, static_cast<int>(ceil_div(apart, order.section_heads * order.blocks)));
+  }
   const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
   // Packed sequences differ in length too. The section itself lies between as well.
   const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;

@@ -19,7 +19,7 @@ std::string shape_text(const bwd_sm90::Shape& s) {
 std::string sums_text(const bwd_sm90::Sums& s) {
   return flag_text("deterministic", s.deterministic) + flag_text("split", s.split) +
          (s.diagonals ? flag_text("diagonals", true) : "") +
-         (s.bias ? flag_text("bias", true) : "");
+         (s.bias ? flag_text("bias", true) : "") + (s.narrow ? flag_text("narrow", true) : "");
 }
 
 }  // namespace
@@ -58,7 +58,10 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   for (const int columns : {c.head_dim, c.head_dim_v}) {
     shapes[columns].operand_in_registers = true;
   }
-  if (!c.large_dim()) shapes[64].transposed_in_shared = true;
+  if (!c.large_dim()) {
+    shapes[64].transposed_in_shared = true;
+    if (c.columns_dq() % 64 != 0) shapes[c.columns_dq() % 64].transposed_in_shared = true;
+  }
   unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n";
   for (auto& [n, shape] : shapes) {
     shape.n = n;

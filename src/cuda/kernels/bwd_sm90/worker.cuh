@@ -251,7 +251,7 @@ struct Worker : ListedSteps<kConfig.listed()> {
   __forceinline__ void run_convert() {
     // Two places in turn: what was staged in this one has been read.
     const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
-    constexpr int kChunkBytes = kConfig.shape.chunk_rows * kConfig.columns_dq() * 2;
+    constexpr int kChunkBytes = kConfig.shape.chunk_rows * SharedPlan::panels(kD) * kPanelRowBytes;
     static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.bias - kPlan.dq >= kChunkBytes);
     // The third warpgroup may stand behind a block that waits for this signal.
     signal_done();
