@@ -306,6 +306,29 @@ TEST(FlashSm80, PredictsWhatAnH100Took) {
   }
 }
 
+// Heads of a few tiles, dims that are padded: rows of bench/results/h200/vision.json, milliseconds.
+TEST(FlashSm80, PredictsShortBackwardsOfAnH200) {
+  struct Cell {
+    std::int64_t batch, heads, seq, dim;
+    double one_pass, two_pass;
+  };
+  constexpr Cell kCells[] = {{64, 12, 197, 64, 0.1830, 0.2035},  {64, 16, 256, 64, 0.2351, 0.2702},
+                             {64, 16, 256, 72, 0.4083, 0.4639},  {64, 16, 256, 80, 0.4008, 0.4510},
+                             {32, 16, 577, 64, 0.5312, 0.6359},  {32, 16, 577, 72, 0.9352, 1.1139},
+                             {8, 16, 1024, 72, 0.5780, 0.6839}};
+  Hardware h200 = machine(90);
+  h200.bandwidth_gbps = 4320.0;
+  for (const Cell& cell : kCells) {
+    const Problem p = backward_problem({.batch = cell.batch,
+                                        .heads = cell.heads,
+                                        .seq = cell.seq,
+                                        .dim = cell.dim,
+                                        .dim_v = cell.dim});
+    EXPECT_NEAR(cost_by(kOnePass, p, h200).ms / cell.one_pass, 1.0, 0.1) << cell.seq << cell.dim;
+    EXPECT_NEAR(cost_by(kTwoPass, p, h200).ms / cell.two_pass, 1.0, 0.1) << cell.seq << cell.dim;
+  }
+}
+
 TEST(FlashSm80, OtherCardsReachLessThanTheirProductsAllow) {
   const GpuFacts h100{.arch = 90,
                       .multiprocessors = 132,
