@@ -126,10 +126,8 @@ struct DecidedOnePass {
 Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
   std::string reason = refusal(p, machine, 256);
   if (!reason.empty()) return reason;
-  if (p.dtype == DType::float32)
-    return "float32 is not supported by this kernel (flash_bwd_twopass_sm80 supports it)";
-  if (p.deterministic)
-    return "deterministic is not supported by this kernel (flash_bwd_twopass_sm80 supports it)";
+  if (p.dtype == DType::float32) return "float32 is not supported by this kernel";
+  if (p.deterministic) return "deterministic is not supported by this kernel";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
   const Operands operands(p);
