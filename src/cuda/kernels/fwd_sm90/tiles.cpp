@@ -8,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/shared_bias.h"
 #include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
@@ -32,6 +33,8 @@ using namespace sm90_tables;
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
 constexpr std::int64_t kShortKeys = 2048;
+/// Of a section of heads that share a bias.
+constexpr std::int64_t kSharedBiasBytes = 32 * kMiB;
 /// Bytes of shared memory that a block can have.
 constexpr int kSharedLimit = 227 * 1024;
 /// Parts that keys are split into at most.
@@ -374,6 +377,8 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
     order.section_bytes = (is_short ? 4 : 16) * kMiB;
     order.last_bytes = (is_short ? 16 : 32) * kMiB;
   }
+  // Each section reads the whole bias.
+  if (heads_share_bias(p)) order.section_bytes = order.last_bytes = kSharedBiasBytes;
   return section_order(order);
 }
 
