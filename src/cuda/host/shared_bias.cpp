@@ -27,8 +27,9 @@ tile::BiasTiles bias_tiles(const Tensor& bias, int rows) {
 }
 
 bool heads_share_bias(const Problem& p) {
+  constexpr std::int64_t kStays = std::int64_t{16} << 20;
   return p.bias.defined() && p.bias.strides[1] == 0 && p.bias.strides[2] != 0 &&
-         p.bias.strides[3] != 0;
+         p.bias.strides[3] != 0 && p.seq_q * p.seq_k * dtype_bytes(p.bias.dtype) > kStays;
 }
 
 }  // namespace tilewise::cuda

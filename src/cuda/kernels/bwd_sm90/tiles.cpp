@@ -61,9 +61,6 @@ double large_dim_ms(const Problem& p, const Config& config, const Hardware& mach
   return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
 }
 
-/// Of a section of heads that share a bias.
-constexpr std::int64_t kSharedBiasBytes = 32 * kMiB;
-
 /// Keys of a span at least.
 constexpr std::int64_t kSpanRows = 8192;
 
@@ -307,8 +304,8 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
   }
   if (heads_share_bias(p)) {
     // Each section reads the whole bias, and adds to the whole of its gradient.
-    order.section_bytes = std::max(order.section_bytes, kSharedBiasBytes);
-    order.last_bytes = std::max(order.last_bytes, kSharedBiasBytes);
+    order.section_bytes = std::max(order.section_bytes, kSharedBiasSection);
+    order.last_bytes = std::max(order.last_bytes, kSharedBiasSection);
   }
   return section_order(order);
 }
