@@ -23,6 +23,20 @@ const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   std::abort();
 }
 
+/// As the copy engine reads one of 16 bits, `rows` queries a box.
+inline tile::BiasTiles bias_tiles(Bias& bias, int rows) {
+  const long pitch = 2 * bias.pitch, head = pitch * bias.queries;
+  const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
+                             {bias.keys, bias.heads, bias.queries, bias.batch},
+                             {0, head, pitch, head * bias.heads},
+                             {64, 1, rows, 1},
+                             4};
+  tile::BiasTiles tiles = {
+      .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
+  std::memcpy(&tiles.map, &box, sizeof(box));
+  return tiles;
+}
+
 /// What combine.cuh does, in plain loops.
 void merge(const Case& c, const Args& args, int padded, int rows_q, Rows& o,
            std::vector<float>& lse) {
@@ -189,7 +203,9 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
+  tile::Options options = cuda::kernel_options(p, bits.bits);
+  if (config.boxes_bias()) options.bias_tiles = bias_tiles(bias, 64);
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p), options);
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;

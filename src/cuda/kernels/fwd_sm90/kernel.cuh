@@ -63,6 +63,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
+        if constexpr (kConfig.boxes_bias()) producer.copied.options = options_of(any);
         producer.run();
       }
     }

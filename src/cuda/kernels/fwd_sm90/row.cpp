@@ -8,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/shared_bias.h"
 #include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
@@ -168,7 +169,8 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   } else if (p.paged) {
     launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
-    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                          config.boxes_bias() ? bias_tiles(p.bias, 64) : tile::BiasTiles{});
   }
   if (split) combine_parts(p, {args.o_part, args.m_part}, splits, context.stream);
 }
@@ -257,8 +259,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
-      // As plans choose: a bias is staged for blocks of 128 keys, masks and dropout are faster.
-      const bool by_128 = p.bias.defined() || p.mask.defined() || drops(p);
+      // As plans choose: masks and dropout are faster with blocks of 128 keys.
+      const bool by_128 = p.mask.defined() || drops(p);
       const Sm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
@@ -277,7 +279,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p = plain;
     p.bias.rank = 4;
     p.bias.dtype = DType::bfloat16;
-    p.bias.strides[3] = 1;
+    p.bias.sizes = {1, 1, p.seq_q, p.seq_k};
+    p.bias.strides = {0, 0, p.seq_k, 1};
     add(p);
     p = plain;
     p.causal = Causal::bottom_right, p.right = 0;

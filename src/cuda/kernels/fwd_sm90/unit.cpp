@@ -17,7 +17,8 @@ std::string shape_text(const fwd_sm90::Shape& s) {
   return number_text("warpgroups", s.warpgroups) + number_text("block_n", s.block_n) +
          number_text("stages", s.stages) + number_text("value_stages", s.value_stages) +
          number_text("q_buffers", s.q_buffers) + (s.held > 1 ? number_text("held", s.held) : "") +
-         flag_text("own_o", s.own_o) + (s.resident > 1 ? number_text("resident", s.resident) : "");
+         flag_text("own_o", s.own_o) + (s.resident > 1 ? number_text("resident", s.resident) : "") +
+         (s.bias_stages > 0 ? number_text("bias_stages", s.bias_stages) : "");
 }
 std::string schedule_text(const fwd_sm90::Schedule& s) {
   return flag_text("ping_pong", s.ping_pong) + flag_text("skip_blocks", s.skip_blocks) +
