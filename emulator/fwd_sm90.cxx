@@ -21,6 +21,7 @@ constexpr Config kConfigs[] = {
     with(tile64(3, Mask::both), Lengths::keys, true, false),
     with(tile64(1, Mask::none), Lengths::keys, true, true),
     tile64(3, Mask::none),
+    few64(),
     halved(tile64(3, Mask::right)),
     halved(tile64(3, Mask::both)),
     tile128x64(),

@@ -218,5 +218,12 @@ constexpr Config listed_alone(int dim, Mask mask) {
   c.schedule.lazy_rescale = true;
   return c;
 }
+/// The same without a list, for few tiles.
+constexpr Config few64() {
+  Config c = listed_alone(64, Mask::none);
+  c.lists = Lists::none;
+  c.schedule.dynamic = false;
+  return c;
+}
 
 }  // namespace

@@ -414,6 +414,25 @@ TEST(ForwardSm90, TilesByLength) {
   EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 192);
 }
 
+TEST(ForwardSm90, FewTilesShareMultiprocessors) {
+  Problem p = problem(DType::bfloat16, 512, 512, 64, 64);
+  const auto shares = [&] { return sm90_choose(p, h100()).tile->shape.resident > 1; };
+  p.batch = 8, p.heads_q = p.heads_k = 12;  // 768 tiles of 64 queries
+  EXPECT_TRUE(shares());
+  p.batch = 9;
+  EXPECT_FALSE(shares()) << "three waves of three to a multiprocessor";
+  p.batch = 1;
+  EXPECT_TRUE(shares());
+  p.heads_q = 24;
+  EXPECT_FALSE(shares()) << "grouped heads were not timed";
+  p.heads_q = 12;
+  p.causal = Causal::bottom_right, p.right = 0;
+  EXPECT_FALSE(shares()) << "nor masks";
+  p = problem(DType::bfloat16, 512, 512, 64, 64);
+  p.batch = 1, p.heads_q = p.heads_k = 4;
+  EXPECT_FALSE(shares()) << "32 tiles";
+}
+
 TEST(ForwardSm90, UnitCarriesItsProducts) {
   Config config;
   config.shape.block_n = 80;

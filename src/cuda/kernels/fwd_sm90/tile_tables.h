@@ -52,6 +52,11 @@ inline constexpr Sm90Tile kDrops64[] = {
      {0.9, 0.9},
      {.values_first = true, .chain_tiles = true, .dynamic = true}},
     kTiles64[1]};
+// Few tiles: small ones, of which several are on a multiprocessor.
+inline constexpr Sm90Tile kFew64[] = {
+    kTiles64[0],
+    kTiles64[1],
+    {resident(3, o_in_q(shape(1, 64, 4))), {1.8, 0.75}, {1.8, 0.75}, kAlone}};
 inline constexpr Sm90Tile kTiles96[] = {
     {shape(3, 96, 2), {2.4, 1.164}, {2.6, 1.147}, {}, true, 1.1},
     {shape(2, 128, 2), {2.0, 1.13}, {1.55, 1.13}, kSquare, true, 1.33},
