@@ -9,20 +9,9 @@
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
+#include "tensor_maps.h"
 
 namespace {
-
-void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
-  emulator::Box box{};
-  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
-  box.rank = spec.rank;
-  for (int axis = 0; axis < spec.rank; ++axis) {
-    box.sizes[axis] = spec.sizes[axis];
-    box.strides[axis] = spec.strides[axis];
-    box.box[axis] = spec.box[axis];
-  }
-  std::memcpy(to.bytes, &box, sizeof(box));
-}
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   const auto tiles = c.mapped ? cuda::sm90_masked_tiles(p) : cuda::sm90_tiles(p);
@@ -215,7 +204,6 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const cuda::Sm90Tile& tile = *known;
   const bool split = c.splits > 1;
   Config config = cuda::sm90_config(p, tile, split);
-  config.schedule.by_warp = c.by_warp;
   config.documents = c.documents > 0;
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);

@@ -40,9 +40,8 @@ struct Case {
   int splits = 1;
   int page_size = 0;  ///< K and V in pages; keys have lengths then, queries may be packed
   Blocks blocks = {};
-  int sample = -1;       ///< the caller's own functions, of expression_samples.h
-  int shows_cut = -1;    ///< cut tiles of a row whose pairs are kept as bits, if it is not -1
-  bool by_warp = false;  ///< with Schedule::by_warp, which is on trial
+  int sample = -1;     ///< the caller's own functions, of expression_samples.h
+  int shows_cut = -1;  ///< cut tiles of a row whose pairs are kept as bits, if it is not -1
   Shows shows = {};
   bool mapped = false;  ///< the mask makes a list
   bool sinks = false;

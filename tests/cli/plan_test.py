@@ -169,6 +169,8 @@ class Plan(CliTest):
         for problem, verb in (
             ("b64 h12 s197 d64 bf16", "forward"),
             ("b8 h12 s128 d64 f16", "backward"),
+            ("b64 h20 s253 d80 bf16 causal", "backward"),
+            ("b64 h20 s253 d72 bf16 causal", "backward"),
             ("b4 h24 q4096 k77 d128 bf16", "backward"),
             (f"packed={short} h16 d128 bf16 causal", "backward"),
             (f"packed={short} h16 d128 bf16", "backward"),

@@ -1,6 +1,7 @@
 // decode_sm90 on the host: how K and V come, parts of the keys, refusals.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,8 +75,7 @@ TEST(DecodeSm90, ABoxHasPanelsOfARowNextToEachOther) {
 
 /// 96 of 132 multiprocessors read 5 % less than 128 (bench/results/h200/serving-tried.csv).
 TEST(DecodeSm90, PartsKeepMostMultiprocessorsBusy) {
-  Hardware h200 = machine(90);
-  h200.bandwidth_gbps = 4320.0;
+  const Hardware h200 = machine(90, 4320.0);
   const Problem p = problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd");
   EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
 }
@@ -169,11 +169,27 @@ TEST(DecodeSm90, PartsFillTheCardAWholeNumberOfTimes) {
 
 /// One block a multiprocessor: 4 parts 0.1444 ms, 8 parts 0.1508.
 TEST(DecodeSm90, PartsOfWideRowsAreOneWave) {
-  Hardware h200 = machine(90);
-  h200.bandwidth_gbps = 4320.0;
+  const Hardware h200 = machine(90, 4320.0);
   const Problem p =
       problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd paged=256" + lengths(16, "16384"));
   EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
+}
+
+/// `tilewise tune` measures the row with other parts than the model's.
+TEST(DecodeSm90, ItsFormsAreItsParts) {
+  const Problem p = problem("b16 h32/4 q1 k8192 d128 bf16 layout=bshd");
+  const Choice own{.implementation = "", .kernel = "flash_decode_sm90"};
+  std::vector<int> parts;
+  for (const Plan& plan : all_forms(p, machine(90), own, kernel_table())) {
+    EXPECT_EQ(plan.block_m, 16);
+    EXPECT_EQ(plan.block_n, decode_sm90::kBlockN);
+    parts.push_back(plan.splits);
+  }
+  std::sort(parts.begin(), parts.end());
+  EXPECT_EQ(std::adjacent_find(parts.begin(), parts.end()), parts.end());
+  for (const int wanted : {1, 2, 4, 8}) {
+    EXPECT_TRUE(std::binary_search(parts.begin(), parts.end(), wanted)) << wanted;
+  }
 }
 
 TEST(DecodeSm90, RefusesByName) {

@@ -324,10 +324,9 @@ TEST(TileLists, ShortSequencesCostLittle) {
 
 // An H200, 2 x 8,192 tokens of hidden 2048 (lists-sm90-tried.csv, 08:20).
 Hardware h200() {
-  Hardware m = machine(90);
+  Hardware m = machine(90, 4800.0);
   m.matrix_tflops = 1070.5;
   m.float32_tflops = 66.9;
-  m.bandwidth_gbps = 4800.0;
   return m;
 }
 TEST(TileLists, TwoPassesTakeTheListsTime) {

@@ -67,6 +67,13 @@ double tensor_bytes(const Problem& p) {
   return bytes + host::pair_bytes(p);
 }
 
+/// The part of the time that the tensors take on their way to and from memory which no product
+/// hides: a head of a few short tiles has little to hide it (an H200, 77 to 1500 rows).
+constexpr double kOnePassShown = 0.4, kTwoPassShown = 1.0;
+double tensors_ms(const Problem& p, double shown, const Hardware& machine) {
+  return shown * 1e-6 * tensor_bytes(p) / machine.bandwidth_gbps;
+}
+
 /// What both forms do before their main passes: bwd_delta reads O and dO; refine returns at once,
 /// is over a small problem, or is priced by others_ms.
 double before_ms(const Problem& p, const Operands& operands, const Hardware& machine) {
@@ -150,7 +157,7 @@ Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware&
   cost.ms = lists.ms() + choice.ms + before_ms(p, operands, machine) +
             others_ms(p, queries, choice.ms, kOnePassProducts, cost) +
             host::options_ms(p, launches(p, 1), machine) + host::kKernelMs +
-            1e-6 * 2.5 * dq / machine.bandwidth_gbps;
+            1e-6 * 2.5 * dq / machine.bandwidth_gbps + tensors_ms(p, kOnePassShown, machine);
   const int kib = machine.shared_kib;
   return Prepared{
       std::move(cost),
@@ -199,7 +206,8 @@ Preparation prepare_two_pass(const KernelRow&, const Problem& p, const Hardware&
   cost.ms =
       lists.ms() + choice.ms + before_ms(p, operands, machine) +
       others_ms(p, choice.pair->queries, choice.ms, two_pass_products(p, *choice.pair), cost) +
-      host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine);
+      host::options_ms(p, launches(p, choice.pair->apart ? 3 : 2), machine) +
+      tensors_ms(p, kTwoPassShown, machine);
   // Few query rows over many keys wait for memory.
   cost.ms = std::max(cost.ms, 1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
   const int kib = machine.shared_kib;

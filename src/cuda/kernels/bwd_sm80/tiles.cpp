@@ -326,8 +326,9 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
                double others, int splits, Products products, const Hardware& machine) {
   const double pairs = visible_pairs(p);
   if (pairs <= 0.0 || heads * blocks <= 0.0) return host::kKernelMs;
-  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
-  const double pair_flops = products.launch * dims;
+  // Columns that a tile fills with zeros take as long as others.
+  const Dims of = dims(p);
+  const double pair_flops = products.launch * static_cast<double>(of.qk + of.v);
   const double tiles = heads * blocks;
   host::Load load;
   // Blocks that a diagonal cuts are computed whole: half a square of the larger side of a tile. So

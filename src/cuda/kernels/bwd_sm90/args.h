@@ -44,13 +44,6 @@ struct Sums {
   bool operator==(const Sums&) const = default;
 };
 
-/// Of a row that passes over blocks, on trial.
-struct PassingTrial {
-  bool by_warp = false;   ///< a warp copies what a step takes, a panel a lane
-  bool dv_under = false;  ///< dV is summed while dS is worked out
-  bool operator==(const PassingTrial&) const = default;
-};
-
 struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D: 64, 96, 128, 192, 256
@@ -67,7 +60,6 @@ struct Config {
   /// A list's blocks have 64 keys and at least block_m queries: a consumer passes over the blocks
   /// of queries that do not list its keys.
   bool passes = false;
-  PassingTrial trial;  ///< beside `passes`
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
   tile::OptionKinds options;  ///< with any, Args are Optioned

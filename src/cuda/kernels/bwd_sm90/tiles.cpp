@@ -203,10 +203,9 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
-Config bwd_sm90_passing_config(const Problem& p, const bwd_sm90::PassingTrial& trial) {
+Config bwd_sm90_passing_config(const Problem& p) {
   Config config = bwd_sm90_config(p);
   config.passes = true;
-  config.trial = trial;
   // Stages let the two who compute drift apart. The next tile's K ahead gains less.
   config.shape.k_stages = 1;
   for (const int stages : {4, 3, 2}) {
@@ -336,22 +335,26 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   const double chunks = stored * static_cast<double>(p.heads_q) *
                         (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
   const double group = static_cast<double>(p.group()) / sharers;
-  const double all_queries = static_cast<double>(p.seq_q) * group / parts;
+  const double all_queries =
+      static_cast<double>(round_up(p.seq_q, config.shape.block_m)) * group / parts;
   const double cut =
       p.has_positional_mask() ? 0.4 * (config.shape.block_m + config.shape.block_n) : 0.0;
   // Where packed sequences have many lengths the last block of queries is half empty.
   const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
   const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
+  const bool listed = p.block_list.defined();
   const double seen =
       visible_pairs(p) / (tiles * config.shape.block_n) *
       taken_over_listed(p, config.shape.block_m, config.shape.block_n / (config.passes ? 2 : 1));
-  const double queries = std::min(seen + (cut + part_full) * group, all_queries);
+  // Without a mask a tile takes whole blocks of queries, however many keys it has.
+  const bool whole = !p.has_positional_mask() && !p.packed && !listed;
+  const double queries =
+      whole ? all_queries : std::min(seen + (cut + part_full) * group, all_queries);
   const int dim = std::max(config.head_dim, config.head_dim_v);
   // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
   const bool narrow = config.shape.block_m == 128;
   const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
   // What makes rows of tiles of a list, and chunks of dim 64 beside one (an H200, 33 cells).
-  const bool listed = p.block_list.defined();
   constexpr double kManyRows = 0x1p18, kListsUs = 40.0;
   const double rows = static_cast<double>(p.query_rows());
   const double lists_us = listed ? kListsUs * std::min(1.0, rows / kManyRows) : 0.0;

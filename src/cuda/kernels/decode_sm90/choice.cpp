@@ -6,11 +6,12 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/fill.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
+#include "plan/forms.h"
 #include "problem/blocks.h"
 
 namespace tilewise::cuda {
@@ -135,16 +136,23 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
   return c;
 }
 
+Form form(const DecodeChoice& c) {
+  return {c.config.tile_rows(), kBlockN, c.items.most_parts};
+}
+
 /// The parts with the least predicted time.
 DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
   const std::int64_t visible = most_keys(p);
   const DecodeChoice bare = without_parts(p);
   DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
+  bool found = admits(p, form(best));
   const auto consider = [&](std::int64_t parts) {
     // Fewer than two blocks a part do not pay for the merge.
     if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
     const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
-    if (item_count(p, c.items) <= kMostItems && c.ms < best.ms) best = c;
+    if (item_count(p, c.items) > kMostItems || !admits(p, form(c))) return;
+    if (!found || c.ms < best.ms) best = c;
+    found = true;
   };
   for (std::int64_t parts = 2; parts <= 256; parts += std::max<std::int64_t>(1, parts / 4))
     consider(parts);

@@ -25,6 +25,11 @@ constexpr std::int64_t kFewQueries = 8;
 
 /// What another row asks for the problem; infinity where it refuses.
 double price_of(const KernelRow& row, const Problem& p, const Hardware& machine) {
+  if (p.forms != nullptr) {  // they are of the row that is tuned
+    Problem asked = p;
+    asked.forms = nullptr;
+    return price_of(row, asked, machine);
+  }
   const Preparation prepared = row.prepare(row, p, machine);
   const auto* other = std::get_if<Prepared>(&prepared);
   return other != nullptr ? other->cost.ms : std::numeric_limits<double>::infinity();

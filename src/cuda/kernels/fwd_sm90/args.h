@@ -68,7 +68,6 @@ struct Schedule {
   /// Dropout: a warpgroup makes a block's bits between the products that it issues. A warp waits
   /// for the tensor cores at each of them; behind them all, it would have nothing to wait for.
   bool bits_between = false;
-  bool by_warp = false;  ///< on trial, Lists::whole: a warp copies K and V, a panel a lane
 
   bool operator==(const Schedule&) const = default;
 };

@@ -77,37 +77,6 @@ void fill_modification(Args& args, const Problem& p) {
 
 }  // namespace
 
-fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
-  return {t.data, t.strides[0], t.dtype == DType::int64};
-}
-
-std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
-  if (machine.arch != 90) {
-    return "it is for compute capability 9.0 (Hopper), the device has " +
-           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
-  }
-  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
-    return std::string(dtype_name(p.dtype)) +
-           " is not supported by this kernel (bfloat16, float16)";
-  }
-  return {};
-}
-
-std::string sm90_refusal(const Problem& p, const Hardware& machine) {
-  std::string reason = sm90_card_refusal(p, machine);
-  if (!reason.empty()) return reason;
-  return host::refusal(p, machine,
-                       {.packed = true,
-                        .paged = true,
-                        .mask = true,
-                        .bias = true,
-                        .sinks = true,
-                        .dropout = true,
-                        .lists = true,
-                        .gradients = true,
-                        .expressions = true});
-}
-
 std::string sm90_maps_refusal(const Problem& p) {
   std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
   if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed_keys());
@@ -125,7 +94,7 @@ void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shif
     args.columns_k = static_cast<int>(p.k.sizes[3]);
     args.columns_v = static_cast<int>(p.v.sizes[3]);
   }
-  sm90_fill_lengths(args, p);
+  host::fill_sm90_lengths(args, p);
   fill_maps(args, p, config, shift, set_map);
   args.heads_q = static_cast<int>(p.heads_q);
   args.group = static_cast<int>(p.group());

@@ -72,8 +72,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
   if (role == kProducerRole<kConfig>) {
     if constexpr (kGivesRegisters<kConfig>) give_registers<registers<kConfig>().producer>();
     const u32 thread = threadIdx.x - 128 * kProducerRole<kConfig>;
-    constexpr bool kWarp = kConfig.lists == Lists::parts || kConfig.schedule.by_warp;
-    if (kConfig.paged() || thread < (kWarp ? 32 : 1)) {
+    if (kConfig.paged() || thread < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();

@@ -9,6 +9,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
@@ -145,14 +146,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
   if (choice.tile == nullptr) return "it has no such form";  // of a tuned one
-  Decided decided = decide(p, choice, machine);
-  if (row.config != nullptr) {
-    if (!p.block_list.defined() || choice.tile->shape.alone())
-      return "other tiles than those of blocks of 64 are not supported by this kernel";
-    if (decided.config.lists != fwd_sm90::Lists::whole || p.mask.defined())
-      return "lists that a tile's rows do not share are not supported by this kernel";
-    decided.config.schedule.by_warp = true;
-  }
+  const Decided decided = decide(p, choice, machine);
   Cost cost;
   cost.block_m = choice.tile->block_m();
   cost.block_n = choice.tile->shape.block_n;
@@ -253,26 +247,6 @@ const KernelRow kFlashForwardSm90 = {
     .prepare = prepare,
     .run = run};
 
-namespace {
-
-std::string by_warp_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
-  return "no card has run it";
-}
-constexpr bool kByWarp = true;
-
-}  // namespace
-
-const KernelRow kFlashForwardListsSm90 = {
-    .name = "flash_fwd_lists_sm90",
-    .implementation = "flash",
-    .device = DeviceType::cuda,
-    .pass = Pass::forward,
-    .summary = "flash_fwd_sm90 of lists with blocks of 64 whose copies a warp makes",
-    .prepare = prepare,
-    .run = run,
-    .config = &kByWarp,
-    .on_trial = by_warp_on_trial};
-
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
   const auto add_unit = [&](const Config& config) {
@@ -341,13 +315,9 @@ void add_fwd_sm90_listed_units(std::vector<PackUnit>& units, int arch) {
     Problem p = plain_problem(dim);
     p.block_list.row_offsets.rank = 3;
     p.block_list.block_q = p.block_list.block_k = 64;
-    for (const bool by_warp : {false, true}) {
-      Config config = sm90_config(p, sm90_tiles(p)[0], false);
-      config.schedule.by_warp = by_warp;
-      units.push_back({.unit = fwd_sm90_unit(config),
-                       .row = (by_warp ? kFlashForwardListsSm90 : kFlashForwardSm90).name,
-                       .instruction = "wgmma.mma_async"});
-    }
+    units.push_back({.unit = fwd_sm90_unit(sm90_config(p, sm90_tiles(p)[0], false)),
+                     .row = kFlashForwardSm90.name,
+                     .instruction = "wgmma.mma_async"});
   }
 }
 

@@ -10,8 +10,6 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashForwardSm90;
-/// On trial: with Schedule::by_warp.
-extern const KernelRow kFlashForwardListsSm90;
 
 /// Why the row does not run a problem; empty when it does.
 std::string fwd_sm90_refusal(const Problem& problem, const Hardware& machine);

@@ -25,8 +25,7 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
          (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
-         (s.bits_between ? flag_text("bits_between", true) : "") +
-         (s.by_warp ? flag_text("by_warp", true) : "");
+         (s.bits_between ? flag_text("bits_between", true) : "");
 }
 
 }  // namespace
