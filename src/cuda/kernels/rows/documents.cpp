@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "cuda/host/common.h"
-#include "cuda/host/constants.h"
 #include "cuda/host/options.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/tile_lists/kinds.h"
@@ -33,7 +32,7 @@ KernelUnit unit(const documents::Config& config) {
 
 bool compares_documents(const Problem& p) {
   const bool alone = p.pass == Pass::forward && !p.deterministic && !p.packed &&
-                     p.seq_q == p.seq_k && p.batch * p.seq_q <= kMostPackedRows &&
+                     p.seq_q == p.seq_k && p.batch * p.seq_q <= documents::kMostRows &&
                      !p.key_lengths.defined();
   return alone && maps_mask(p) && !p.score_function.defined() && !options_of(p).any() &&
          ids_of(p).has_value();
@@ -63,7 +62,7 @@ DocumentBlocks::DocumentBlocks(const Problem& p, int rows) : problem_(p) {
   args_.length = static_cast<int>(p.seq_q);
   args_.rows = static_cast<int>(p.batch * p.seq_q);
   // With more, tiles of the whole sequence have fewer rows of no document.
-  const std::int64_t most = ceil_div(3 * p.batch * ceil_div(p.seq_q, rows), 2);
+  const std::int64_t most = 2 * p.batch * ceil_div(p.seq_q, rows);
   args_.most = static_cast<int>(std::min<std::int64_t>(most, documents::kMost));
 }
 

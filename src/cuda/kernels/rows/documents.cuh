@@ -2,8 +2,9 @@
 /// a row the keys of its own document alone is then what packed sequences are.
 ///
 /// Each row has the number of its document. Numbers of a sequence may not fall, of the only one but
-/// once, below the first number: so no document comes twice. One block; a warp takes rows side by
-/// side, and what the warps before it have counted says where its documents are written.
+/// once, below the first number: so no document comes twice. One block. Its warps set a bit for
+/// each row where a document begins. Then threads take words of bits, and then documents, side by
+/// side; what the threads before have counted says where each writes.
 #pragma once
 
 #include "cuda/kernels/rows/documents_args.h"
@@ -19,32 +20,37 @@ struct Finder {
   static constexpr int kAtOnce = 8;  ///< rows of a lane whose loads are in flight together
   static_assert(kWarps == 32);
   const Args& args;
+  u32* const begins;  ///< a bit for each row
   int* const starts;  ///< rows where documents begin, and behind the last one the end
-  int* const sums;    ///< two of each warp
+  int* const sums;    ///< of each warp
+  int* const falls;   ///< of each warp
+  const bool only;    ///< there is one sequence
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  int first, end;     ///< rows of the warp
-  int documents = 0;  ///< of all warps
-  int documents_before = 0;
 
   __forceinline__ Finder(const Args& a, int* memory)
-      : args(a), starts(memory), sums(memory + kMost + 1) {
-    const int each = (args.rows + kThreads - 1) / kThreads * 32;
-    first = min(warp * each, args.rows);
-    end = min(first + each, args.rows);
-  }
+      : args(a),
+        begins(reinterpret_cast<u32*>(memory)),
+        starts(memory + kMostRows / 32),
+        sums(starts + kMost + 1),
+        falls(sums + kWarps),
+        only(a.rows == a.length) {}
 
+  __forceinline__ int entry_of(int row) const { return only ? 0 : row / args.length; }
   __forceinline__ int id(int row) const {
-    const int entry = row / args.length;
+    const int entry = entry_of(row);
     const i64 at = entry * args.stride_b + (row - entry * args.length) * args.stride_s;
     if constexpr (kConfig.wide)
       return static_cast<int>(__ldg(static_cast<const i64*>(args.ids) + at));
     return __ldg(static_cast<const int*>(args.ids) + at);
   }
-  /// Gives `take` the warp's rows, one a lane: which, then of all lanes those where a document
-  /// begins and those where numbers fall.
-  template <class Take>
-  __forceinline__ void for_each_row(Take take) const {
-    int last = first > 0 && first < end ? id(first - 1) : 0;
+  __forceinline__ bool begins_sequence(int row) const {
+    return row == 0 || (!only && row % args.length == 0);
+  }
+  /// The bits of the warp's rows, which lie side by side, and how often numbers fall there.
+  __forceinline__ void mark() const {
+    const int each = (args.rows + kThreads - 1) / kThreads * 32;
+    const int first = min(warp * each, args.rows), end = min(first + each, args.rows);
+    int fallen = 0, last = first > 0 && first < end ? id(first - 1) : 0;
 #pragma unroll 1
     for (int begin = first; begin < end; begin += 32 * kAtOnce) {
       int ids[kAtOnce];
@@ -56,12 +62,14 @@ struct Finder {
         const int left = __shfl_sync(~0U, ids[k], max(lane - 1, 0));
         const int before = lane == 0 ? last : left;
         last = __shfl_sync(~0U, ids[k], 31);
-        const bool first_row = row % args.length == 0;
-        const u32 begins = __ballot_sync(~0U, row < end && (first_row || ids[k] != before));
-        const u32 falls = __ballot_sync(~0U, row < end && !first_row && ids[k] < before);
-        take(row, begins, falls);
+        const bool there = row < end, new_sequence = begins_sequence(row);
+        const u32 word = __ballot_sync(~0U, there && (new_sequence || ids[k] != before));
+        fallen += __popc(__ballot_sync(~0U, there && !new_sequence && ids[k] < before));
+        if (lane == 0 && row < end) begins[row / 32] = word;
       }
     }
+    if (lane == 0) falls[warp] = fallen;
+    __syncthreads();  // the bits are there
   }
   /// The sum of the lanes up to this one.
   __forceinline__ int sum_up_to(int x) const {
@@ -72,61 +80,55 @@ struct Finder {
     }
     return x;
   }
-  /// Of a number of each warp, from `of` on: the sum of all, and of those before this one.
-  __forceinline__ void add_warps(const int* of, int& all, int& before) const {
-    const int up_to = sum_up_to(of[lane]);
-    all = __shfl_sync(~0U, up_to, 31);
-    before = __shfl_sync(~0U, up_to, max(warp - 1, 0));
-    before = warp == 0 ? 0 : before;
+  /// The sum of the threads before this one, and of all.
+  __forceinline__ int sum_before(int mine, int& all) const {
+    const int up_to = sum_up_to(mine);
+    if (lane == 31) sums[warp] = up_to;
+    __syncthreads();  // the sums of all warps are there
+    const int warps = sum_up_to(sums[lane]);
+    all = __shfl_sync(~0U, warps, 31);
+    const int before = __shfl_sync(~0U, warps, max(warp - 1, 0));
+    return (warp == 0 ? 0 : before) + up_to - mine;
+  }
+  /// Whether no document comes twice.
+  __forceinline__ bool is_in_turn() const {
+    const int all = __shfl_sync(~0U, sum_up_to(falls[lane]), 31);
+    return all == 0 || (all == 1 && only && id(args.rows - 1) < id(0));
   }
 
-  /// Whether each document comes once, and there may be so many.
-  __forceinline__ bool count_documents() {
-    int begun = 0, fallen = 0;
-    for_each_row([&](int, u32 begins, u32 falls) {
-      begun += __popc(begins);
-      fallen += __popc(falls);
-    });
-    if (lane == 0) sums[warp] = begun;
-    if (lane == 0) sums[kWarps + warp] = fallen;
-    __syncthreads();  // the sums of all warps are there
-    int falls = 0, none = 0;
-    add_warps(sums + kWarps, falls, none);
-    add_warps(sums, documents, documents_before);
-    if (documents > args.most) return false;
-    const bool only = args.rows == args.length;
-    return falls == 0 || (falls == 1 && only && id(args.rows - 1) < id(0));
-  }
-  __forceinline__ void place_documents() const {
-    int at = documents_before;
-    for_each_row([&](int row, u32 begins, u32) {
-      if ((begins >> lane & 1) != 0) starts[at + __popc(begins & ((1U << lane) - 1))] = row;
-      at += __popc(begins);
-    });
-    if (thread == 0) starts[documents] = args.rows;
+  /// Where documents begin; how many, or more than `most` where these are too many.
+  __forceinline__ int place_documents() const {
+    const int words = (args.rows + 31) / 32, each = (words + kThreads - 1) / kThreads;
+    const int from = min(thread * each, words), to = min(from + each, words);
+    int mine = 0, all = 0;
+    for (int w = from; w < to; ++w) mine += __popc(begins[w]);
+    int at = sum_before(mine, all);
+    if (all > args.most) return all;
+    for (int w = from; w < to; ++w) {
+      for (u32 left = begins[w]; left != 0; left &= left - 1)
+        starts[at++] = 32 * w + 31 - __clz(static_cast<int>(left & (~left + 1)));
+    }
+    if (thread == 0) starts[all] = args.rows;
     __syncthreads();  // all documents are there, and the sums have been read
+    return all;
   }
   __forceinline__ int blocks_of(int document) const {
     return (starts[document + 1] - starts[document] + kConfig.rows - 1) / kConfig.rows;
   }
   /// Their row blocks; how many, 0 for too many.
-  __forceinline__ int place_blocks() const {
+  __forceinline__ int place_blocks(int documents) const {
     const int each = (documents + kThreads - 1) / kThreads;
     const int from = min(thread * each, documents), to = min(from + each, documents);
-    int mine = 0;
+    int mine = 0, all = 0;
     for (int d = from; d < to; ++d) mine += blocks_of(d);
-    const int up_to = sum_up_to(mine);
-    if (lane == 31) sums[warp] = up_to;
-    __syncthreads();  // the sums of all warps are there
-    int all = 0, before = 0;
-    add_warps(sums, all, before);
+    int at = sum_before(mine, all);
     if (all > args.most) return 0;
-    int at = before + up_to - mine;
     for (int d = from; d < to; ++d) {
-      const int entry = starts[d] / args.length, from_row = entry * args.length;
+      const int entry = entry_of(starts[d]), from_row = entry * args.length;
       const auto begin = static_cast<u32>(starts[d] - from_row);
       const auto behind = static_cast<u32>(starts[d + 1] - from_row);
-      for (int n = 0; n < blocks_of(d); ++n)
+      const int blocks = blocks_of(d);
+      for (int n = 0; n < blocks; ++n)
         store_global_16(args.blocks + 4 * at++,
                         {static_cast<u32>(n), begin, behind, static_cast<u32>(entry)});
     }
@@ -137,13 +139,14 @@ struct Finder {
 template <Config kConfig>
 __forceinline__ void kernel(const Args& args) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  Finder<kConfig> finder(args, reinterpret_cast<int*>(memory));
+  const Finder<kConfig> finder(args, reinterpret_cast<int*>(memory));
   let_next_start();
   wait_for_previous();  // what reads the blocks of the call before is done
+  finder.mark();
   int blocks = 0;
-  if (finder.count_documents()) {
-    finder.place_documents();
-    blocks = finder.place_blocks();
+  if (finder.is_in_turn()) {
+    const int documents = finder.place_documents();
+    if (documents <= args.most) blocks = finder.place_blocks(documents);
   }
   if (threadIdx.x == 0) *args.count = blocks;
 }

@@ -20,8 +20,10 @@ struct Args {
   int* count = nullptr;   ///< row blocks; 0: documents are not row after row, or too short
 };
 
-inline constexpr int kThreads = 1024, kMost = 8192;
-/// Shared memory: where documents begin, then two sums of each warp.
-inline constexpr int kBytes = 4 * (kMost + 1 + 2 * kThreads / 32);
+inline constexpr int kThreads = 1024;
+/// Rows, and row blocks of them, at most.
+inline constexpr int kMostRows = 1 << 18, kMost = 1 << 12;
+/// Shared memory: a bit for each row, where documents begin, two numbers of each warp.
+inline constexpr int kBytes = 4 * (kMostRows / 32 + kMost + 1 + 2 * kThreads / 32);
 
 }  // namespace tilewise::documents
