@@ -32,6 +32,9 @@ struct Case {
   double softcap = 0.0;
   bool alibi = false;
   float amplitude = 1.0F;
+  /// packed, with equal queries and keys: sequences are documents of so many entries, of as many
+  /// rows each, as `documents` finds them. 0: they are not.
+  int documents = 0;
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;

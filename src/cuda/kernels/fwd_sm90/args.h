@@ -88,8 +88,11 @@ struct Config {
   bool split = false;                   ///< keys in parts: O and LSE of each to float32 workspace
   Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
-  tile::Expressions expressions;        ///< with any, Args are Expressed
-  tile::OptionKinds options;            ///< with any, Args are Optioned
+  /// Packed sequences are documents, whose row blocks are found on the device: Args are
+  /// DocumentArgs.
+  bool documents = false;
+  tile::Expressions expressions;  ///< with any, Args are Expressed
+  tile::OptionKinds options;      ///< with any, Args are Optioned
 
   constexpr bool paged() const { return pages != PageCopies::none; }
   constexpr bool boxes_bias() const { return options.bias() && shape.bias_stages > 0; }
@@ -222,6 +225,12 @@ struct Args {
   float cap_raw = 0.0F, cap_slope = 0.0F;   ///< tile/softcap.cuh, on raw scores
   float cap_narrow = 0.0F, cap_1 = 0.0F, cap_2 = 0.0F;
   float cap_cubic = 0.0F, cubic_0 = 0.0F, cubic_1 = 0.0F;
+};
+
+/// With documents: their row blocks (rows/documents_args.h).
+struct DocumentArgs : Args {
+  alignas(64) const int* blocks = nullptr;  ///< (most, 4)
+  const int* count = nullptr;               ///< 0: there is nothing to do
 };
 
 /// With a block list: the tiles of keys of each row block of 64 * warpgroups queries.

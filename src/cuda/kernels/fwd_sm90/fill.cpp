@@ -29,8 +29,9 @@ TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
 tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
 
 void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+  const bool shares_rows = p.packed && !config.documents;
   const auto query_map = [&](const Tensor& t) {
-    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
+    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, shares_rows);
     if (p.packed) return sm90_ragged_map(spec, p.total_q, 1 << shift);
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
@@ -45,7 +46,7 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
       spec.promotion = promotion;
       return sm90_ragged_map(spec, p.page_size, 1);
     }
-    TensorMapSpec spec = sm90_map_spec(t, config.shape.block_n, p.packed);
+    TensorMapSpec spec = sm90_map_spec(t, config.shape.block_n, shares_rows);
     spec.promotion = promotion;
     return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
   };

@@ -144,7 +144,7 @@ struct Producer {
       tma_load(to, map, full, column, head_k, block * kBlockN, tile.batch, kEvictLast);
     } else {
       const int at[4] = {head_k, args.k_rows - tile.seq_k + block * kBlockN, tile.seq_k + k_begin,
-                         kConfig.lengths == Lengths::packed ? 0 : tile.batch};
+                         kSharesRows<kConfig> ? 0 : tile.batch};
       tma_load_5d(to, map, full, column, at, kEvictLast);
     }
   }

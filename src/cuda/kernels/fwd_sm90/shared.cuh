@@ -150,8 +150,12 @@ __forceinline__ int first_query(const Args& args, const Tile& tile) {
   return tile.block * kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
 }
 
+/// Whether entries of the batch are rows of one tensor.
+template <Config kConfig>
+inline constexpr bool kSharesRows = kConfig.lengths == Lengths::packed && !kConfig.documents;
+
 /// Coordinates beside the column of row `query` of Q and O, where their maps have rank 5: packed
-/// sequences (head, x, y, 0), packed heads (head in group, group, query, batch).
+/// sequences (head, x, y, 0 or batch), packed heads (head in group, group, query, batch).
 template <Config kConfig>
 __forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int query) {
   if constexpr (kConfig.lengths == Lengths::packed) {
@@ -160,7 +164,7 @@ __forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile
     // stands for it: what is read then is not used.
     c[1] = args.q_rows - tile.seq_q + min(query, tile.seq_q - 1);
     c[2] = tile.seq_q + tile.q_begin;
-    c[3] = 0;
+    c[3] = kSharesRows<kConfig> ? 0 : tile.batch;
   } else {
     c[0] = 0;
     c[1] = tile.head;

@@ -386,6 +386,12 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   return config;
 }
 
+Config sm90_documents_config(const Problem& p, const Sm90Tile& tile) {
+  Config config = sm90_config(p, tile, false);
+  config.documents = true;
+  return config;
+}
+
 /// Cut tiles of a row whose pairs are kept as bits; those of others are asked for one by one.
 constexpr int kMostCut = 32;
 

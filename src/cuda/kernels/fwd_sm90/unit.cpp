@@ -68,6 +68,10 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
     unit.config += enum_text("pages", "PageCopies", c.pages);
     unit.args = "PagedArgs";
   }
+  if (c.documents) {
+    unit.config += flag_text("documents", true);
+    unit.args = "DocumentArgs";
+  }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
   unit.threads = c.shape.threads();
   unit.min_blocks = c.shape.resident;
