@@ -84,8 +84,9 @@ void check_dropout() {
 
 #include "flash_sm80_shifted.h"
 
-int main() {
-  emulator::checks_races = true;
+namespace {
+
+void check_forwards() {
   check_forward<fwd_sm80::Config{.shape = {.q_in_registers = true}, .positional = true}>(
       "forward, fully masked rows", {.seq_q = 150, .seq_k = 129, .causal = true});
   check_forward<fwd_sm80::Config{.head_dim = 128, .head_dim_v = 128}>(
@@ -110,7 +111,9 @@ int main() {
   check_forward<kFloat>("forward, float32", {.seq_q = 100, .seq_k = 150, .causal = true}, kExact);
   check_forward<fwd_sm80::Config{.positional = true, .split = true}>(
       "forward, three parts", {.seq_q = 70, .seq_k = 150, .causal = true});
-  check_dropout();
+}
+
+void check_backwards() {
   check_backward<kPlain, kPlain>("one pass", {}, kBf16, kBf16);
   check_backward<kSmall, kSmall>("one pass, exact dS", {.causal = true}, kBf16, kExact);
   check_backward<kFirstPass, kSecondPass>("two passes, exact dS", {.causal = true}, kBf16, kBf16);
@@ -132,6 +135,10 @@ int main() {
       "float32, three parts", {.seq_q = 100, .seq_k = 150, .dim = 38, .causal = true}, false, 2e-6);
   check_float<kFloatKeys, kFloatQueries>("float32, one key",
                                          {.seq_q = 63, .seq_k = 1, .scale = 1.0F}, true, 1e-7);
+}
+
+void check_options() {
+  check_dropout();
   check_kinds_of_pairs();
   check_shifted_rows();
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
@@ -148,6 +155,9 @@ int main() {
   constexpr Gradient kTf32Keys = with_pairs(with_one_plane(kFloatKeys));
   constexpr Gradient kTf32Queries = with_pairs(with_one_plane(kFloatQueries));
   check_float<kTf32Keys, kTf32Queries>("tf32, bias and mask", hidden, true, kFp16);
+}
+
+void check_exactness() {
   check_float<with_modification(kFloatKeys), with_modification(kFloatQueries)>(
       "float32, scale -3", {.heads_q = 1, .seq_q = 64, .seq_k = 64, .dim = 32, .scale = -3.0F},
       true, 2e-6);
@@ -165,5 +175,15 @@ int main() {
   const FloatErrors together =
       check_float<kFloatKeys, kFloatQueries>("float32, rising keys, refined", rising, true, 2e-5);
   expect("delta of the same P", "dQ", together.dq / apart.dq, 0.2);
+}
+
+}  // namespace
+
+int main() {
+  emulator::checks_races = true;
+  check_forwards();
+  check_backwards();
+  check_options();
+  check_exactness();
   return failures == 0 ? 0 : 1;
 }
