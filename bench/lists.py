@@ -2,14 +2,14 @@
 
     python3 bench/lists.py build/release lists.json [--backward] [--select] [--flex]
     python3 bench/lists.py build/release tried.json --backward --blocks 64 --densities 0.25 0.1 \
-        --beside flash_bwd_passing_warp_sm90 flash_fwd_lists_sm90
+        --beside flash_bwd_sm90 flash_fwd_sm80
 
 Each cell is a length and a head dim of 16,384 tokens (or one longer sequence) of hidden 2048 in
 bfloat16, and each of its lines a block size, a density and a kind of list: drawn at random, or
 chosen on the card by scores of blocks (--select; the choice is timed alone and with what follows).
-The plan chooses the kernels; --beside names rows that are forced on the same lists, those on trial
-say. Lines take turns in bursts. A line is checked before it is timed, on blocks of queries drawn at
-random, against float32 products of the same inputs.
+The plan chooses the kernels; --beside names rows that are forced on the same lists. Lines take
+turns in bursts. A line is checked before it is timed, on blocks of queries drawn at random, against
+float32 products of the same inputs.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ struct MadeLists {
   tile::TileLists of_queries, of_keys;
 
   MadeLists(const Problem& p, const cuda::WantedLists& wanted, const RunMap& map = {},
-            const tile::MaskBits& mask = {}) {
+            const tile::MaskBits& mask = {}, const int* taken = nullptr) {
     if (wanted.kind == tile::Lists::none) return;
     cuda::TileListsMaker maker(p, wanted);
     std::vector<MemoryPart> parts;
@@ -127,6 +127,7 @@ struct MadeLists {
     workspace.assign(static_cast<std::size_t>(bytes), 0xff);
     WorkspaceCutter cutter(workspace.data());
     maker.take(cutter);
+    maker.leave_where(taken);
     of_queries = maker.of_queries();
     of_keys = maker.of_keys();
     for (const cuda::ListsStep& step : maker.steps(mask)) run(step, map);

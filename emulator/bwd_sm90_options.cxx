@@ -60,9 +60,7 @@ void check_drawn(const char* name, double bound) {
   }
 }
 
-}  // namespace
-
-int main() {
+void check_biases() {
   check<summed(biased(k64, tile::BiasType::bf16, true))>(
       "dim 64, a bias of every pair, one row of least",
       {.batch = 2,
@@ -106,6 +104,9 @@ int main() {
   check<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
       "dim 64, a bias and alibi, exact dS, causal", {.high = 51, .alibi = true, .bias = &kOfAll},
       kExact);
+}
+
+void check_dropout() {
   check<dropping(k64)>("dim 64, dropout",
                        {.batch = 2,
                         .heads_q = 4,
@@ -154,6 +155,9 @@ int main() {
        .blocks = 3,
        .dropout = 0.3},
       kBf16);
+}
+
+void check_masks() {
   check<shown(k64)>("dim 64, a mask of every pair",
                     {.batch = 2,
                      .heads_q = 4,
@@ -196,6 +200,9 @@ int main() {
                                      .blocks = 3,
                                      .shows = {.density = 0.6, .by_key = false}},
                                     kBf16);
+}
+
+void check_masks_with_others() {
   check<shown(two_plane(masked(k128, Mask::right)))>("dim 128, a mask, exact dS, causal",
                                                      {.dim = 128,
                                                       .dim_v = 128,
@@ -219,6 +226,9 @@ int main() {
       "dim 64, a mask, key lengths",
       {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
       kBf16);
+}
+
+void check_maps() {
   check<mapped(k64)>("dim 64, a map of a mask of every pair",
                      {.batch = 2,
                       .heads_q = 4,
@@ -259,11 +269,25 @@ int main() {
        .list = {.q = 128, .k = 64, .density = 0.7, .full = true},
        .shows = {.density = 0.5, .by_head = true, .square = 128}},
       kBf16);
+}
+
+void check_all_drawn() {
   check_drawn<biased(k64, tile::BiasType::bf16, true)>("dim 64, a bias", kBf16);
   check_drawn<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
       "dim 64, a bias and alibi, exact dS, causal", kExact);
   check_drawn<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
       "dim 64, dropout, packed, causal", kBf16);
   check_drawn<shown(k64)>("dim 64, a mask", kBf16);
+}
+
+}  // namespace
+
+int main() {
+  check_biases();
+  check_dropout();
+  check_masks();
+  check_masks_with_others();
+  check_maps();
+  check_all_drawn();
   return failures == 0 ? 0 : 1;
 }

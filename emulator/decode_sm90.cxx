@@ -3,28 +3,21 @@
 /// ALiBi, sinks, Dv beside D; what no query may see is NaN, pages that nothing names lie out of
 /// bounds.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/kernels/decode_sm90/kernel.cuh"
-#include "cuda/kernels/rows/combine.cuh"
 #include "decode_sm90_cases.h"
+#include "decode_sm90_check.h"
 
 namespace tilewise::decode_sm90 {
 alignas(1024) unsigned char memory[1024];  // names the block's own shared memory
 }
-namespace tilewise::combine {
-alignas(16) unsigned char memory[16];
-}
 
 namespace {
-
-int failures = 0;
 
 template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const decode_sm90::Args& args) {
@@ -62,87 +55,20 @@ void merge(const combine::Args& args, bool own_parts, bool shares) {
 /// False where a drawn case has no compiled config.
 template <const auto& kConfigs>
 bool check(const Case& c, bool drawn = false) {
-  std::mt19937 random(5);
-  Problem p = make_problem(c);
-  const int batch = static_cast<int>(p.batch);
-  int pages = 0;
-  Keys keys = make_keys(c, p, pages, random);
-  const int rows = c.page > 0 ? c.page : static_cast<int>(p.seq_k);
-  Rows q(batch, c.heads_q, c.queries, c.dim), o(batch, c.heads_q, c.queries, c.dim_v);
-  Rows k(pages, c.heads_k, rows, c.dim), v(pages, c.heads_k, rows, c.dim_v);
-  for (int b = 0; b < batch; ++b) {
-    for (int i = 0; i < c.queries; ++i) q.fill(b, i, random);
-    // What no query of the entry sees stays NaN, V's rows left of its window too.
-    const KeyRange first = p.visible_keys({0, c.queries, 0, c.keys[b]}, 0);
-    for (int j = static_cast<int>(first.begin); j < c.keys[b]; ++j) {
-      const Place at = keys.at(b, j);
-      k.fill(at.batch, at.row, random);
-      v.fill(at.batch, at.row, random);
-    }
-  }
-  std::vector<float> lse(static_cast<std::size_t>(p.query_rows()), NAN), slopes, sinks;
-  for (int h = 0; h < c.heads_q; ++h) {
-    slopes.push_back(static_cast<float>(slope(c, h)));
-    sinks.push_back(sink(h));
-  }
-  std::vector<int> lengths = c.keys;
-  p.q = q.tensor(batch), p.k = k.tensor(pages), p.v = v.tensor(pages), p.o = o.tensor(batch);
-  p.lse = Tensor::contiguous(lse.data(), DType::float32, {batch, c.heads_q, c.queries}, p.device);
-  if (c.expanded) p.k.strides[0] = p.v.strides[0] = 0;
-  if (c.lengths)
-    p.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {batch}, p.device);
-  if (c.page > 0) {
-    p.block_table =
-        Tensor::contiguous(keys.table.data(), DType::int32, {batch, keys.columns}, p.device);
-  }
-  if (c.alibi) {
-    p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
-    p.alibi_slopes.strides[0] = 0;
-  }
-  TreeWords tree(batch, c.nodes());
-  tree.give(p);
-  if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
-
-  Hardware machine;
-  machine.arch = 90;
-  machine.multiprocessors = 132;
-  machine.bandwidth_gbps = 4000.0;
-  if (const std::string why = cuda::decode_refusal(p, machine); !why.empty()) {
-    std::printf("FAILED %s: %s\n", c.name, why.c_str());
-    ++failures;
+  MadeCase made(c, false);
+  if (const std::string why = cuda::decode_refusal(made.p, h200()); !why.empty()) {
+    refused(c, why);
     return true;
   }
-  const cuda::DecodeChoice choice = cuda::decode_with_parts(p, c.part, machine);
+  const cuda::DecodeChoice choice = cuda::decode_with_parts(made.p, c.part, h200());
   const auto* known = std::find(std::begin(kConfigs), std::end(kConfigs), choice.config);
   if (drawn && known == std::end(kConfigs)) return false;
   decode_sm90::Args args;
-  cuda::decode_fill(args, p, choice, set_map);
-  constexpr unsigned long long kAny = 0x123456789abcdefULL;
-  unsigned long long word = kAny;
-  args.counter = {&word, 77};
-  std::vector<float> o_part(
-      static_cast<std::size_t>(args.most_parts * args.part_rows * args.part_columns), NAN);
-  std::vector<float> m_part(static_cast<std::size_t>(2 * args.most_parts * args.part_rows), NAN);
-  args.o_part = o_part.data();
-  args.m_part = m_part.data();
+  cuda::decode_fill(args, made.p, choice, set_map);
+  Parts parts(args);
   run_kernel<kConfigs>(choice.config, args);
-  double o_error = 0.0, lse_error = 0.0;
-  // The counter is left as it must be: where all items run at once nobody asks.
-  if (word != 0 && word != kAny) lse_error = 1e9;
   if (args.most_parts > 1) {
-    combine::Args merged;
-    merged.o = args.o_part;
-    merged.m = args.m_part;
-    merged.parts = args.most_parts;
-    merged.rows = args.part_rows;
-    merged.l = args.m_part + merged.parts * merged.rows;
-    merged.to = args.o;
-    merged.lse_to = args.lse;
-    merged.lse_b = args.lse_b, merged.lse_h = args.lse_h, merged.lse_s = args.lse_s;
-    merged.heads = c.heads_q;
-    merged.seq_q = c.queries;
-    merged.head_dim_v = c.dim_v;
-    merged.keys = args.keys;
+    const combine::Args merged = merged_of(c, args);
     switch (args.part_columns) {
       case 64:
         merge<64>(merged, c.lengths, c.shares);
@@ -154,23 +80,7 @@ bool check(const Case& c, bool drawn = false) {
         merge<128>(merged, c.lengths, c.shares);
     }
   }
-  for (int b = 0; b < batch; ++b) {
-    for (int h = 0; h < c.heads_q; ++h) {
-      for (int i = 0; i < c.queries; ++i) {
-        compare(c, p, keys, b, h, i, q, k, v, o.at(b, h, i),
-                lse[(static_cast<std::size_t>(b) * c.heads_q + h) * c.queries + i], o_error,
-                lse_error);
-      }
-    }
-  }
-  for (std::size_t i = 0; i < o.data.size(); ++i) {  // nothing is written beside the rows
-    if (static_cast<int>(i % o.pitch) >= o.dim && o.data[i] != kNan) o_error = 1e9;
-  }
-  // P and O are rounded to bf16: 2^-9 of the largest |V|, about 4, and as much again.
-  const bool good = o_error < 0.03 && lse_error < 1.0;
-  std::printf("%s %s: %d parts, O off by %.4f, LSE by %.2f of its bound\n", good ? "ok" : "FAILED",
-              c.name, args.most_parts, o_error, lse_error);
-  failures += good ? 0 : 1;
+  report(c, made, made.v, args.most_parts, parts.counted());
   return true;
 }
 

@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver/tensor_map.h"
 #include "cuda/kernels/decode_sm90/choice.h"
-#include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/math.cuh"
+#include "tensor_maps.h"
 #include "tree_words.h"
 
 namespace {
@@ -43,18 +42,6 @@ struct Case {
   bool tree = false;    ///< the queries are its nodes
   int nodes() const { return tree ? queries : 0; }
 };
-
-void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
-  emulator::Box box{};
-  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
-  box.rank = spec.rank;
-  for (int axis = 0; axis < spec.rank; ++axis) {
-    box.sizes[axis] = spec.sizes[axis];
-    box.strides[axis] = spec.strides[axis];
-    box.box[axis] = spec.box[axis];
-  }
-  std::memcpy(to.bytes, &box, sizeof(box));
-}
 
 Bits narrow(float x) { return static_cast<Bits>(tile::pack<tile::Element::bf16>(x, 0.0F)); }
 float wide(Bits x) { return tile::widen<tile::Element::bf16>(x); }

@@ -17,6 +17,9 @@ constexpr Config kConfigs[] = {
     with(tile64(1, Mask::right), Lengths::packed, true, true),
     with(tile64(3, Mask::right), Lengths::packed, false, false),
     with(tile64(3, Mask::none), Lengths::packed, false, false),
+    of_documents(with(tile64(3, Mask::right), Lengths::packed, false, false)),
+    of_documents(
+        with(modified(tile64(3, Mask::both), Modification::alibi), Lengths::packed, false, false)),
     with(tile16x256(), Lengths::packed, false, false),
     with(tile64(3, Mask::both), Lengths::keys, true, false),
     with(tile64(1, Mask::none), Lengths::keys, true, true),

@@ -9,20 +9,9 @@
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "fwd_sm90_pools.h"
 #include "fwd_sm90_truth.h"
+#include "tensor_maps.h"
 
 namespace {
-
-void set_map(tile::TensorMapBytes& to, const cuda::TensorMapSpec& spec) {
-  emulator::Box box{};
-  box.data = static_cast<unsigned char*>(const_cast<void*>(spec.data));
-  box.rank = spec.rank;
-  for (int axis = 0; axis < spec.rank; ++axis) {
-    box.sizes[axis] = spec.sizes[axis];
-    box.strides[axis] = spec.strides[axis];
-    box.box[axis] = spec.box[axis];
-  }
-  std::memcpy(to.bytes, &box, sizeof(box));
-}
 
 const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
   const auto tiles = c.mapped ? cuda::sm90_masked_tiles(p) : cuda::sm90_tiles(p);
@@ -32,6 +21,20 @@ const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
       return tile;
   }
   std::abort();
+}
+
+/// As the copy engine reads one of 16 bits, `rows` queries a box.
+inline tile::BiasTiles bias_tiles(Bias& bias, int rows) {
+  const long pitch = 2 * bias.pitch, head = pitch * bias.queries;
+  const emulator::Box box = {reinterpret_cast<unsigned char*>(bias.narrow.data()),
+                             {bias.keys, bias.heads, bias.queries, bias.batch},
+                             {0, head, pitch, head * bias.heads},
+                             {64, 1, rows, 1},
+                             4};
+  tile::BiasTiles tiles = {
+      .by_batch = bias.batch > 1, .by_head = bias.heads > 1, .by_query = bias.queries > 1};
+  std::memcpy(&tiles.map, &box, sizeof(box));
+  return tiles;
 }
 
 /// What combine.cuh does, in plain loops.
@@ -62,6 +65,45 @@ std::vector<int> offsets(const std::vector<int>& lengths) {
   std::vector<int> at = {0};
   for (const int n : lengths) at.push_back(at.back() + n);
   return at;
+}
+
+/// What `documents` finds (documents.cxx).
+struct RowBlocks {
+  std::vector<int> blocks;
+  int count = 0;
+
+  RowBlocks(const Case& c, int all, int rows) {
+    if (c.documents == 0) return;
+    const int entry_rows = all / c.documents;
+    int begin = 0;
+    for (const int length : c.queries) {
+      const int entry = begin / entry_rows, from = begin % entry_rows;
+      for (int n = 0; n < (length + rows - 1) / rows; ++n)
+        blocks.insert(blocks.end(), {n, from, from + length, entry});
+      begin += length;
+    }
+    count = static_cast<int>(blocks.size() / 4);
+  }
+  /// The kernel knows of no other count.
+  DocumentArgs args(const Args& of) const {
+    DocumentArgs args{of};
+    args.order.blocks = -1;
+    args.tiles = -1;
+    args.blocks = blocks.data();
+    args.count = &count;
+    return args;
+  }
+};
+
+/// Packed tensors as those of `entries` entries.
+Problem of_entries(Problem p, int entries) {
+  p.total_q = p.total_k = p.total_q / entries;
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse}) {
+    t->sizes[0] = entries;
+    t->sizes[2] = p.total_q;
+    t->strides[0] = p.total_q * t->strides[2];
+  }
+  return p;
 }
 
 /// A tile of the case whose config is compiled, any of them; null where none is.
@@ -176,7 +218,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const cuda::Sm90Tile& tile = *known;
   const bool split = c.splits > 1;
   Config config = cuda::sm90_config(p, tile, split);
-  config.schedule.by_warp = c.by_warp;
+  config.documents = c.documents > 0;
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
   const int shift = cuda::sm90_pack_shift(p, tile);
   PagedArgs args;
@@ -187,7 +229,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   const MadeLists made(p, wanted, maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
                        bits.bits);
   args.lists = made.of_queries;
-  cuda::sm90_fill(args, p, config, shift, set_map);
+  cuda::sm90_fill(args, c.documents > 0 ? of_entries(p, c.documents) : p, config, shift, set_map);
   args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
   args.tiles = args.order.blocks * args.order.heads;
   unsigned long long word = 0x123456789abcdefULL;
@@ -201,7 +243,10 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
     args.o_part = o_part.data();
     args.m_part = m_part.data();
   }
-  run_kernel<kConfigs>(config, args, cuda::captures_of(p), cuda::kernel_options(p, bits.bits));
+  tile::Options options = cuda::kernel_options(p, bits.bits);
+  if (config.boxes_bias()) options.bias_tiles = bias_tiles(bias, 64);
+  const RowBlocks found(c, rows_q, tile.block_m());
+  run_kernel<kConfigs>(config, args, cuda::captures_of(p), options, found.args(args));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
   double o_error = 0.0, lse_error = 0.0;

@@ -22,6 +22,7 @@ namespace {
 using namespace tilewise;
 using fwd_sm90::Args;
 using fwd_sm90::Config;
+using fwd_sm90::DocumentArgs;
 using fwd_sm90::Lengths;
 using fwd_sm90::Lists;
 using fwd_sm90::Mask;
@@ -59,6 +60,11 @@ constexpr Config with(Config c, Lengths lengths, bool pack_heads, bool split) {
   c.schedule.chain_tiles = c.schedule.values_first = false;
   c.schedule.from_diagonal = c.schedule.from_diagonal && !split;
   c.shape.q_buffers = 1;
+  return c;
+}
+/// Packed sequences that are documents.
+constexpr Config of_documents(Config c) {
+  c.documents = true;
   return c;
 }
 constexpr Config tile128(Mask mask, int head_dim) {
@@ -153,18 +159,20 @@ constexpr Config biased(Config c, tile::BiasType type, bool staged) {
 /// Runs the one of kConfigs that `config` is.
 template <const auto& kConfigs, std::size_t kIndex = 0>
 void run_kernel(const Config& config, const PagedArgs& args, const tile::Captures& captures,
-                const tile::Options& options) {
+                const tile::Options& options, const DocumentArgs& of_documents) {
   if constexpr (kIndex == std::size(kConfigs)) {
     std::printf("no config {%s}\n", cuda::fwd_sm90_unit(config).config.c_str());
     ++failures;
   } else if (!(config == kConfigs[kIndex])) {
-    run_kernel<kConfigs, kIndex + 1>(config, args, captures, options);
+    run_kernel<kConfigs, kIndex + 1>(config, args, captures, options, of_documents);
   } else {
     constexpr Config kConfig = kConfigs[kIndex];
     const tile::Expressed<PagedArgs> expressed{args, captures};
     const tile::Optioned<PagedArgs> optioned{args, captures, options};
     emulator::run_grid(fwd_sm90::memory, std::min(args.tiles, 3), config.shape.threads(), [&] {
-      if constexpr (kConfig.options.any()) {
+      if constexpr (kConfig.documents) {
+        fwd_sm90::kernel<kConfig>(of_documents);
+      } else if constexpr (kConfig.options.any()) {
         fwd_sm90::kernel<kConfig>(optioned);
       } else if constexpr (kConfig.expressions.any()) {
         fwd_sm90::kernel<kConfig>(expressed);

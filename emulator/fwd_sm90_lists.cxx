@@ -5,12 +5,6 @@
 
 namespace {
 
-/// With what is on trial.
-constexpr Config by_warp(Config c) {
-  c.schedule.by_warp = true;
-  return c;
-}
-
 constexpr Config kConfigs[] = {
     listed(64, 128, Lists::whole, Mask::none),
     listed(64, 128, Lists::whole, Mask::right),
@@ -28,9 +22,7 @@ constexpr Config kConfigs[] = {
     with(listed(128, 64, Lists::whole, Mask::none), Lengths::packed, true, false),
     listed_alone(128, Mask::none),
     listed(64, 64, Lists::parts, Mask::none),
-    by_warp(listed_alone(64, Mask::right)),
-    by_warp(with(listed_alone(128, Mask::none), Lengths::packed, false, false)),
-    by_warp(listed_alone(128, Mask::none)),
+    listed_alone(64, Mask::right),
 };
 
 const Case kCases[] = {
@@ -187,7 +179,7 @@ const Case kCases[] = {
      .packed = true,
      .tail = 90,
      .blocks = {.q = 64, .k = 64, .by_batch = true}},
-    {.name = "a warp copies, blocks of 64, causal, out of order and repeated",
+    {.name = "blocks of 64, causal, out of order and repeated",
      .dim = 64,
      .dim_v = 64,
      .heads_q = 4,
@@ -195,28 +187,7 @@ const Case kCases[] = {
      .queries = {450, 450},
      .keys = {520, 520},
      .causal = Causal::bottom_right,
-     .blocks = {.q = 64, .k = 64, .density = 0.4, .by_head = true, .mangled = true},
-     .by_warp = true},
-    {.name = "a warp copies, packed sequences, rows behind the last one",
-     .dim = 128,
-     .dim_v = 128,
-     .heads_q = 1,
-     .heads_k = 1,
-     .queries = {90, 300, 0, 201},
-     .keys = {200, 333, 70, 0},
-     .packed = true,
-     .tail = 130,
-     .blocks = {.q = 64, .k = 64, .by_head = true},
-     .by_warp = true},
-    {.name = "a warp copies, a dense row before one with none, dim 128",
-     .dim = 128,
-     .dim_v = 128,
-     .heads_q = 1,
-     .heads_k = 1,
-     .queries = {180},
-     .keys = {1300},
-     .blocks = {.q = 64, .k = 64, .density = 0.2, .dense_row = 0},
-     .by_warp = true},
+     .blocks = {.q = 64, .k = 64, .density = 0.4, .by_head = true, .mangled = true}},
 };
 
 }  // namespace

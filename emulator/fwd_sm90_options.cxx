@@ -22,7 +22,31 @@ constexpr Config mapped64(Mask mask) {
   c.lists = Lists::whole;
   return c;
 }
+/// A bias in boxes: O goes in Q's place.
+constexpr Config boxed(Config c, tile::BiasType type = tile::BiasType::bf16) {
+  c = biased(c, type, true);
+  c.shape.bias_stages = 2;
+  c.schedule.chain_tiles = false;
+  c.shape.q_buffers = 1;
+  c.shape.own_o = false;
+  return c;
+}
+constexpr Config tile192x64(Mask mask) {
+  Config c = tile64(3, mask);
+  c.head_dim = c.head_dim_v = 128;
+  c.shape.block_n = 64;
+  c.schedule.dynamic = mask != Mask::none;
+  return c;
+}
 constexpr Config kConfigs[] = {
+    boxed(tile64(3, Mask::none)),
+    boxed(tile64(3, Mask::right)),
+    boxed(tile64(3, Mask::both)),
+    boxed(optioned(tile64(3, Mask::right), true, true)),
+    boxed(from_diagonal(modified(tile64(3, Mask::none), Modification::general)),
+          tile::BiasType::fp16),
+    boxed(tile192x64(Mask::none)),
+    boxed(tile192x64(Mask::right)),
     mapped64(Mask::none),
     optioned(with(mapped64(Mask::right), Lengths::packed, false, false), true, true),
     optioned(with(listed(128, 128, Lists::whole, Mask::right), Lengths::keys, false, false), false,
@@ -60,6 +84,11 @@ constexpr Config kConfigs[] = {
     biased(with_sample(tile64(3, Mask::none), 1), tile::BiasType::bf16, true),
 };
 
+constexpr Added kBoxes = {.type = DType::bfloat16, .by_batch = true, .pitch = 8};
+constexpr Added kShared = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.2};
+constexpr Added kLeastBoxes = {
+    .type = DType::bfloat16, .by_head = false, .pitch = 8, .shift = -0x1.fep127F};
+constexpr Added kHalfBoxes = {.type = DType::float16, .by_head = false, .pitch = 8, .hidden = 0.2};
 constexpr Added kBf16 = {.type = DType::bfloat16, .by_batch = true};
 constexpr Added kFp16 = {.type = DType::float16, .by_head = false, .hidden = 0.2};
 constexpr Added kFloat = {.hidden = 0.1, .shift = -500.0F};
@@ -224,6 +253,55 @@ const Case kCases[] = {
      .keys = {400},
      .block_m = 128,
      .bias = &kLeast16},
+    {.name = "a bias in boxes",
+     .heads_k = 1,
+     .queries = {250, 250},
+     .keys = {433, 433},
+     .bias = &kBoxes},
+    {.name = "boxes that heads share, causal",
+     .heads_q = 4,
+     .queries = {450, 450},
+     .keys = {433, 433},
+     .causal = Causal::bottom_right,
+     .bias = &kShared},
+    {.name = "boxes with the least finite bias, window",
+     .queries = {450},
+     .keys = {633},
+     .left = 130,
+     .right = 20,
+     .bias = &kLeastBoxes},
+    {.name = "boxes, causal, with a mask and sinks",
+     .queries = {250, 250},
+     .keys = {433, 433},
+     .causal = Causal::bottom_right,
+     .shows = {.density = 0.6},
+     .sinks = true,
+     .bias = &kShared},
+    {.name = "boxes, maxima outgrown, softcap, alibi",
+     .queries = {250, 250},
+     .keys = {433, 433},
+     .softcap = 30.0,
+     .alibi = true,
+     .amplitude = 5.0F,
+     .bias = &kHalfBoxes},
+    {.name = "boxes, maxima outgrown",
+     .queries = {250, 250},
+     .keys = {433, 433},
+     .amplitude = 15.0F,
+     .bias = &kShared},
+    {.name = "boxes, 192 x 64",
+     .dim = 128,
+     .dim_v = 128,
+     .queries = {400},
+     .keys = {500},
+     .bias = &kLeastBoxes},
+    {.name = "boxes, 192 x 64, causal",
+     .dim = 128,
+     .dim_v = 128,
+     .queries = {400},
+     .keys = {500},
+     .causal = Causal::bottom_right,
+     .bias = &kShared},
     {.name = "a bias beside functions of the caller's own",
      .queries = {200},
      .keys = {390},

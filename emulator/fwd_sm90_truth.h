@@ -32,14 +32,16 @@ struct Case {
   double softcap = 0.0;
   bool alibi = false;
   float amplitude = 1.0F;
+  /// packed, with equal queries and keys: sequences are documents of so many entries, of as many
+  /// rows each, as `documents` finds them. 0: they are not.
+  int documents = 0;
   int tail = 0;                  ///< packed: rows behind the last sequence
   int block_m = 0, block_n = 0;  ///< of the tile to take, 0: any
   int splits = 1;
   int page_size = 0;  ///< K and V in pages; keys have lengths then, queries may be packed
   Blocks blocks = {};
-  int sample = -1;       ///< the caller's own functions, of expression_samples.h
-  int shows_cut = -1;    ///< cut tiles of a row whose pairs are kept as bits, if it is not -1
-  bool by_warp = false;  ///< with Schedule::by_warp, which is on trial
+  int sample = -1;     ///< the caller's own functions, of expression_samples.h
+  int shows_cut = -1;  ///< cut tiles of a row whose pairs are kept as bits, if it is not -1
   Shows shows = {};
   bool mapped = false;  ///< the mask makes a list
   bool sinks = false;

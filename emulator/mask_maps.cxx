@@ -2,6 +2,7 @@
 /// lengths, against every pair; the order of rows.
 #include "emulator.h"
 //
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -186,6 +187,21 @@ void check(const Shape& shape, bool tells) {
   if (made.of_queries.shown_most > 0) compare_bits(name, shape, p, made.of_queries, visible);
 }
 
+/// Where a kernel before has taken the work, those of a map leave all as it is.
+void check_taken(int taken) {
+  const samples::Interpreted of({"", samples::kMasks[0]});
+  Shaped shaped(kShapes[0]);
+  Problem& p = shaped.problem;
+  p.mask_function = of.problem.mask_function;
+  const cuda::WantedLists wanted = {.kind = tile::Lists::whole, .ordered = true, .shows_cut = 3};
+  const MadeLists made(p, wanted, map_of<samples::kMasksFrom>(cuda::captures_of(p)), {}, &taken);
+  const bool untouched = std::all_of(made.workspace.begin(), made.workspace.end(),
+                                     [](unsigned char byte) { return byte == 0xff; });
+  if (untouched == (taken != 0)) return;
+  std::printf("FAILED a map where %d row blocks are taken\n", taken);
+  ++failures;
+}
+
 /// A bool mask, its lines queries or keys.
 void check_bools(const char* name, const Shape& shape, const Shows& shows, bool by_keys) {
   Shaped shaped(shape);
@@ -272,6 +288,8 @@ int main() {
   check_order<tile_lists::Config{.parts = true}>(3, 130, 4);
   check_order<tile_lists::Config{.parts = true}>(2, 1500, 2);
   check_all();
+  check_taken(0);
+  check_taken(45);
   const Shows squares = {.density = 0.5, .by_batch = true, .by_head = true, .square = 128};
   const Shows keys = {.density = 1.0, .by_batch = true, .by_query = false, .square = 128};
   const Shows queries = {.density = 0.9, .by_key = false};

@@ -18,7 +18,7 @@ void run_with_function(const cuda::ListsStep& step, const tile::Captures& captur
       emulator::run_block(i, threads, [&] { kernel(expressed); });
   };
   if (step.kernel.work == cuda::ListsKernel::Work::from_function) {
-    run(std::get<tile_lists::Args>(step.args), tile_lists::kFunctionThreads,
+    run(std::get<tile_lists::FunctionArgs>(step.args), tile_lists::kFunctionThreads,
         tile_lists::from_function<kConfig>);
   } else if constexpr (kConfig.tile_k == 128) {
     run(std::get<tile_lists::CutBitsArgs>(step.args), tile_lists::kOrderThreads,

@@ -7,6 +7,13 @@ namespace tilewise {
 
 using namespace expression;
 
+namespace {
+
+/// Between 0.5 and 1.5, for what needs a positive operand.
+Expression positive_of(const Expression& x) { return sigmoid(x) + 0.5; }
+
+}  // namespace
+
 RandomCaptures::RandomCaptures(std::uint64_t seed)
     : row(kSize), table(kSize * kSize), documents(kSize) {
   std::mt19937_64 random(seed);
@@ -53,27 +60,29 @@ Expression RandomExpression::smooth_leaf() {
   }
 }
 
+Expression RandomExpression::stepped(int depth) {
+  const auto next = [&] { return real(depth - 1, false); };
+  switch (pick(6)) {
+    case 0:
+      return floor(next());
+    case 1:
+      return round(next());
+    case 2:
+      return sign(next());
+    case 3:
+      return ceil(next());
+    case 4:
+      return floor_divide(next(), positive_of(next()));
+    default:
+      return next() % positive_of(next());
+  }
+}
+
 Expression RandomExpression::real(int depth, bool smooth) {
   if (depth <= 0) return smooth_leaf();
   const auto next = [&] { return real(depth - 1, smooth); };
-  // Between 0.5 and 1.5, for what needs a positive operand.
-  const auto positive = [&] { return sigmoid(next()) + 0.5; };
-  if (!smooth && pick(5) == 0) {
-    switch (pick(6)) {
-      case 0:
-        return floor(next());
-      case 1:
-        return round(next());
-      case 2:
-        return sign(next());
-      case 3:
-        return ceil(next());
-      case 4:
-        return floor_divide(next(), positive());
-      default:
-        return next() % positive();
-    }
-  }
+  const auto positive = [&] { return positive_of(next()); };
+  if (!smooth && pick(5) == 0) return stepped(depth);
   switch (pick(26)) {
     case 0:
       return next() + next();

@@ -51,6 +51,8 @@ class RandomExpression {
   double number();
   Expression index(int depth);
   Expression smooth_leaf();
+  /// A function of reals that has steps.
+  Expression stepped(int depth);
 
   std::mt19937_64 random_;
   const RandomCaptures& tensors_;

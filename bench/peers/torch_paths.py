@@ -127,20 +127,23 @@ def _nested(problem: Problem, backend: SDPBackend) -> Attention:
     return attention
 
 
-def _flash_packed(problem: Problem) -> Attention:
-    """FlashAttention-2 as torch has it, on packed sequences: (total, H, D)."""
-    if problem.softcap:
-        raise RefusedError("the operator takes no softcap")
-    offsets = offsets_on_device(problem)
-    left, right = (-1 if side is None else side for side in problem.window)
+def _flash_operator(problem: Problem, window: tuple[int | None, int | None]) -> Attention:
+    """The operator behind scaled_dot_product_attention, whose tensors are (B, S, H, D) or, of
+    packed sequences, (total, H, D)."""
+    offsets = offsets_on_device(problem) if problem.packed else None
+    keys = problem.seq if problem.packed else problem.keys
+    left, right = (-1 if side is None else side for side in window)
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x[0].transpose(0, 1) if problem.packed else x.transpose(1, 2)
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         o = torch.ops.aten._flash_attention_forward(
-            *(x[0].transpose(0, 1) for x in (q, k, v)),
+            *map(rows, (q, k, v)),
             offsets,
             offsets,
             problem.seq,
-            problem.seq,
+            keys,
             0.0,
             problem.causal,
             False,
@@ -148,38 +151,22 @@ def _flash_packed(problem: Problem) -> Attention:
             window_size_left=left,
             window_size_right=right,
         )[0]
-        return o.transpose(0, 1)[None]
+        return o.transpose(0, 1)[None] if problem.packed else o.transpose(1, 2)
 
     return attention
 
 
 def _flash(problem: Problem) -> Attention:
-    """FlashAttention-2 as torch has it; windows, and causal masks aligned to the last key, by the
-    operator behind scaled_dot_product_attention, whose tensors are (B, S, H, D)."""
+    """FlashAttention-2 as torch has it; windows, causal masks aligned to the last key, and packed
+    sequences by the operator behind scaled_dot_product_attention."""
     if problem.packed:
-        return _flash_packed(problem)
+        if problem.softcap:
+            raise RefusedError("the operator takes no softcap")
+        return _flash_operator(problem, problem.window)
     aligned = not problem.causal or problem.keys == problem.seq
     if problem.softcap or (aligned and not problem.has_window):
         return _sdpa(SDPBackend.FLASH_ATTENTION)(problem)
-    left, right = (-1 if side is None else side for side in problem.band)
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        o = torch.ops.aten._flash_attention_forward(
-            *(x.transpose(1, 2) for x in (q, k, v)),
-            None,
-            None,
-            problem.seq,
-            problem.keys,
-            0.0,
-            problem.causal,
-            False,
-            scale=problem.scale,
-            window_size_left=left,
-            window_size_right=right,
-        )[0]
-        return o.transpose(1, 2)
-
-    return attention
+    return _flash_operator(problem, problem.band)
 
 
 def visible(problem: Problem, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

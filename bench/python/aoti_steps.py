@@ -21,6 +21,7 @@ import argparse
 import faulthandler
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,13 @@ def run_step(step: str, device: str, folder: Path) -> None:
     phase("done")
 
 
+def frames_of(errors: str) -> str:
+    """The frames of installed packages, as "package/file.py:line function"."""
+    frames = re.findall(r'([^"\n]*)", line (\d+) in (\S+)', errors)
+    named = [(path.rpartition("site-packages/")[2], *rest) for path, *rest in frames]
+    return "; ".join(f"{path}:{line} {name}" for path, line, name in named if path[0] != "/")
+
+
 def watch(step: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Runs one step as a process: its last phase, its exit status and the end of its errors."""
     command = [sys.executable, __file__, "--step", step, "--device", arguments.device]
@@ -179,6 +187,8 @@ def main() -> int:
     if arguments.json:
         import torch
 
+        for row in rows:  # without the folders of the machine
+            row["errors"] = frames_of(row["errors"])
         report = {
             "schema_version": 1,
             "rows": [],  # none of `tilewise bench`: its tools pass this file by

@@ -135,9 +135,9 @@ void add_bench(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand(
       "bench", "Measure time and memory: latency, TFLOP/s, GB/s, live and peak memory");
   add_grid_flags(*app, flags->grid, true);
-  app->add_option("--preset", flags->preset,
-                  "list of problems from cases/presets; other flags override it")
-      ->option_text("NAME");
+  add_preset_flag(*app, flags->preset,
+                  "  tilewise bench --seq 512:8192:x2 --heads 16 --dim 128 --dtype bf16 --causal\n"
+                  "  tilewise bench --compare old.json new.json");
   add_common_flags(*app, flags->common);
   add_real(*app, "--budget-s", flags->budget_s,
            "seconds per row. Longer rows get fewer runs. The row is a timeout if one run "
@@ -160,7 +160,6 @@ void add_bench(CLI::App& program, int& exit_code) {
            "with --compare: times within this ratio count as unchanged", 1, 100)
       ->option_text("X [1.05]");
   add_output_flags(*app, flags->format, flags->output);
-  app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = bench(*app, *flags); });
 }
 

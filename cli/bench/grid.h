@@ -70,6 +70,8 @@ std::string cases_folder();
 
 /// The presets' names in cases/presets, sorted.
 std::vector<std::string> preset_names();
+/// --preset. The help ends with `examples`, one a line, and the presets' names.
+void add_preset_flag(CLI::App& app, std::string& preset, const char* examples);
 
 /// Reads cases/presets/NAME.txt, a line of flags for each part of it. What `app` was given on the
 /// command line has the last word. Throws BadInput for an unknown name or a bad line.

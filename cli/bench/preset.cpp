@@ -87,6 +87,14 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
+void add_preset_flag(CLI::App& app, std::string& preset, const char* examples) {
+  app.add_option("--preset", preset, "list of problems from cases/presets; other flags override it")
+      ->option_text("NAME");
+  app.footer([examples] {
+    return fmt::format("Examples:\n{}\n\nPresets: {}", examples, fmt::join(preset_names(), ", "));
+  });
+}
+
 Grid read_preset(const std::string& name, const CLI::App& app, bool timing) {
   const std::vector<std::string> names = preset_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) {

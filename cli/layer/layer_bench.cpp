@@ -301,7 +301,7 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
 void add_layer_bench(CLI::App& layer, int& exit_code) {
   const auto flags = std::make_shared<BenchFlags>();
   CLI::App* app = layer.add_subcommand(
-      "bench", "Measure time and memory of seed 003's models: embedding, layers, norm, classifier");
+      "bench", "Measure time and memory of seed 003's models, from embedding to classifier");
   app->add_option("--preset", flags->preset,
                   "asam-forward, asam-training or asam-memory; other flags override it")
       ->option_text("NAME [asam-forward]");

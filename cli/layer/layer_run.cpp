@@ -201,6 +201,9 @@ int run_layer(const RunFlags& flags, const CLI::App& app) {
 void add_layer_run(CLI::App& layer, int& exit_code) {
   const auto flags = std::make_shared<RunFlags>();
   CLI::App* app = layer.add_subcommand("run", "Run layers on files");
+  app->footer(
+      "Example:\n"
+      "  tilewise layer run model.safetensors x.npy -o y.npy --heads 8");
   app->add_option("model", flags->model,
                   "state_dict of one layer or of a stack; names and shapes determine the model")
       ->required()

@@ -111,8 +111,11 @@ int info(const InfoFlags& flags) {
 void add_info(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<InfoFlags>();
   CLI::App* app = program.add_subcommand(
-      "info",
-      "Show devices, instruction sets, drivers, compilers, kernels and measured peak rates");
+      "info", "Show devices, drivers, compilers, kernels and measured peak rates");
+  app->footer(
+      "Examples:\n"
+      "  tilewise info --measure --device cuda:0\n"
+      "  tilewise info --hardware h200");
   app->add_flag("--measure", flags->measure,
                 "measure the device's arithmetic rates and memory bandwidths, and show the "
                 "vendor's figures. Takes some seconds. `plan` uses the latest measurement");

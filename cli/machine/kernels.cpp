@@ -120,6 +120,10 @@ void add_kernels(CLI::App& program, int& exit_code) {
   CLI::App* app =
       program.add_subcommand("kernels", "List, build, compare or clear compiled GPU kernels");
   app->require_subcommand(1);
+  app->footer(
+      "Examples:\n"
+      "  tilewise kernels list\n"
+      "  tilewise kernels build --arch 90 --pack tilewise.pack");
   CLI::App* list_app = app->add_subcommand("list", "List the kernels in the pack and in the cache");
   add_output_flags(*list_app, flags->format, flags->output);
   list_app->callback([flags, &exit_code] { exit_code = list(*flags); });

@@ -142,9 +142,9 @@ void add_plan(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<PlanFlags>();
   CLI::App* app = program.add_subcommand("plan", "Predict memory, kernel and time; run nothing");
   add_grid_flags(*app, flags->grid, false);
-  app->add_option("--preset", flags->preset,
-                  "list of problems from cases/presets; other flags override it")
-      ->option_text("NAME");
+  add_preset_flag(*app, flags->preset,
+                  "  tilewise plan --hardware h100 --seq 16384 --heads 16 --dtype bf16 --causal\n"
+                  "  tilewise plan --advise --hardware rtx3060");
   app->add_flag("--memory", flags->memory,
                 "list the bytes of every tensor; with seed-eager and seed-fused also the seeds' "
                 "measurements");

@@ -309,6 +309,10 @@ void add_check(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<CheckFlags>();
   CLI::App* app = program.add_subcommand(
       "check", "Compare every kernel of this machine with the float64 reference");
+  app->footer(
+      "Examples:\n"
+      "  tilewise check --device cuda:0 --conformance\n"
+      "  tilewise check --kernel flash_fwd_avx2 --case \"b2 h4 s256 d64 f32 causal\"");
   const char* sets = "Cases [--smoke]";
   app->add_flag("--smoke", flags->smoke, "a few cases of each kind; takes seconds")->group(sets);
   app->add_flag("--conformance", flags->conformance, "every guarantee of docs/numerics.md")

@@ -127,6 +127,10 @@ void add_mask(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<MaskFlags>();
   CLI::App* app =
       program.add_subcommand("mask", "Draw the blocks that a mask keeps; run no attention");
+  app->footer(
+      "Examples:\n"
+      "  tilewise mask \"i >= j & i - j < 512\" --seq 2048\n"
+      "  tilewise mask \"i // 256 == j // 256\" --seq 2048 -o blocks.svg");
   app->add_option("formula", flags->formula,
                   "mask from b, h, i, j: true if query i sees key j (see docs/expressions.md)")
       ->option_text("FORMULA");
@@ -134,8 +138,8 @@ void add_mask(CLI::App& program, int& exit_code) {
                            const char* help) {
     add_integer(*app, name, to, help, least)->option_text("N");
   };
-  integer("--sq", flags->queries, 0, "number of queries [1024]");
-  integer("--sk", flags->keys, 0, "number of keys [--sq]");
+  integer("--seq,--sq", flags->queries, 0, "number of queries [1024]");
+  integer("--seq-k,--sk", flags->keys, 0, "number of keys [--seq]");
   integer("--batch", flags->batch, 1, "batch entries [1]");
   integer("--heads", flags->heads, 1, "query heads [1]");
   app->add_flag("--causal", flags->causal, "key j is visible to query i if j <= i + Sk - Sq");

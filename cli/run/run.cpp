@@ -265,6 +265,10 @@ int run_files(const RunFlags& flags) {
 void add_run(CLI::App& program, int& exit_code) {
   const auto flags = std::make_shared<RunFlags>();
   CLI::App* app = program.add_subcommand("run", "Compute attention on .npy or .safetensors files");
+  app->footer(
+      "Examples:\n"
+      "  tilewise run q.npy k.npy v.npy --causal -o results\n"
+      "  tilewise run qkv.safetensors --impl all --compare reference --repeat 5");
   app->add_option("files", flags->files,
                   "one .safetensors file with tensors q, k, v and optionally dO, dLSE, bias, mask, "
                   "sinks, alibi_slopes, key_lengths, cu_seqlens_q, cu_seqlens_k; or .npy files "

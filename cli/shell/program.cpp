@@ -16,12 +16,15 @@
 namespace tilewise::cli {
 namespace {
 
-constexpr std::size_t kHelpColumn = 34;
-constexpr std::size_t kHelpWidth = 96;
+constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kHelpWidth = 80;
 
 constexpr const char* kFooter =
-    R"(Exit codes: 0 done, 1 a check failed, 2 bad arguments or files, 3 no such device or driver,
-4 out of memory, 5 unsupported or not compilable, 130 interrupted.
+    R"(Each command has its own help: tilewise COMMAND --help
+
+Exit codes: 0 done, 1 a check failed, 2 bad arguments or files,
+3 no such device or driver, 4 out of memory, 5 unsupported or not compilable,
+130 interrupted.
 
 Examples:
   tilewise run examples/data/minilm_layer5_qkv.safetensors --compare reference
@@ -107,15 +110,27 @@ void check_options_of_commands(CLI::App& app) {
   }
 }
 
+/// True when a command waits for a value that has no name, such as a formula or files.
+bool misses_a_value(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_positional() && option->count() == 0) return true;
+  }
+  return false;
+}
+
 /// "'--fly' is not an argument of tilewise plan".
 std::string unexpected(const CLI::App& program) {
   std::string name = program.get_name();
-  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) {
     app = app->get_subcommands().front();
     name += " " + app->get_name();
   }
   const std::vector<std::string> rest = program.remaining(true);
-  return fmt::format("'{}' is not an argument of {}", rest.empty() ? "" : rest.front(), name);
+  const std::string word = rest.empty() ? "" : rest.front();
+  const bool may_be_value = word.starts_with('-') && misses_a_value(*app);
+  return fmt::format("'{}' is not an argument of {}{}", word, name,
+                     may_be_value ? "; a value that begins with - comes last, after --" : "");
 }
 
 }  // namespace

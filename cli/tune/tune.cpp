@@ -1,6 +1,5 @@
 /// tilewise tune: measures the kernels' forms on the device at hand and keeps the fastest.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/App.hpp>
 #include <array>
@@ -152,14 +151,12 @@ void add_tune(CLI::App& program, int& exit_code) {
   CLI::App* app = program.add_subcommand(
       "tune", "Measure every kernel, tile and split on this device; later plans use the fastest");
   add_grid_flags(*app, flags->grid, false);
-  app->add_option("--preset", flags->preset,
-                  "list of problems from cases/presets; other flags override it")
-      ->option_text("NAME");
+  add_preset_flag(*app, flags->preset,
+                  "  tilewise tune --seq 512,2048 --heads 8 --dim 64 --causal --seconds 30");
   add_real(*app, "--seconds", flags->seconds, "total seconds for all problems", 0, HUGE_VAL)
       ->option_text("S [60]");
   add_common_flags(*app, flags->common);
   add_output_flags(*app, flags->format, flags->output);
-  app->footer([] { return fmt::format("Presets: {}", fmt::join(preset_names(), ", ")); });
   app->callback([app, flags, &exit_code] { exit_code = tune(*app, *flags); });
 }
 

@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
 
 def make(device: str, **options: Any) -> ASAMLayer:
     """A layer whose gate spreads over inputs and heads."""
-    layer = ASAMLayer(ASAMConfig(**SIZES, **options)).to(device)
+    layer = ASAMLayer(ASAMConfig(**(SIZES | options))).to(device)
     with torch.no_grad():
         layer.adaptive_attn.gate.sparse_threshold.copy_(torch.tensor([0.3, -0.1, 0.0]))
     return layer
@@ -185,9 +185,10 @@ def test_choice_and_centroids_learn() -> None:
         assert float(parameter.grad.abs().max()) > 1e-5
 
 
-def test_checkpointing_changes_no_gradient(device: str) -> None:
-    plain = make(device, pattern_type="selected")
-    saving = make(device, pattern_type="selected", use_gradient_checkpointing=True)
+@pytest.mark.parametrize("again", [True, "ffn"])
+def test_checkpointing_changes_no_gradient(device: str, again: bool | str) -> None:
+    plain = make(device, pattern_type="selected", dropout=0.2)
+    saving = make(device, pattern_type="selected", dropout=0.2, use_gradient_checkpointing=again)
     saving.load_state_dict(plain.state_dict())
     x = torch.randn(2, 50, 48, device=device)
     for layer in (plain, saving):
@@ -208,6 +209,31 @@ def test_checkpointing_runs_attention_once() -> None:
     assert "tilewise.attention_backward.default" in seen.names
     assert "tilewise.attention_forward.default" not in seen.names
     assert "tilewise.select_blocks.default" not in seen.names
+
+
+def test_checkpointing_of_the_feed_forward_network_alone() -> None:
+    """Backward runs the second norm again, and not the first. Less is kept than without."""
+    runs = {"norm": 0, "ffn_norm": 0}
+    kept = []
+    for again in (False, "ffn", True):
+        layer = make("cpu", pattern_type="local", use_gradient_checkpointing=again).train()
+        for name in runs if again == "ffn" else ():
+
+            def hook(*_: object, name: str = name) -> None:
+                runs[name] += 1
+
+            getattr(layer, name).register_forward_hook(hook)
+        sizes: dict[int, int] = {}
+        seen = lambda t, sizes=sizes: sizes.__setitem__(t.data_ptr(), t.nbytes) or t  # noqa: E731
+        x = torch.randn(2, 50, 48, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(seen, lambda t: t):
+            y, _ = layer(x)
+        kept.append(sum(sizes.values()))
+        y.sum().backward()
+    assert runs == {"norm": 1, "ffn_norm": 2}
+    assert kept[2] < kept[1] < kept[0]
+    with pytest.raises(ValueError, match="use_gradient_checkpointing is 'all'"):
+        ASAMConfig(use_gradient_checkpointing="all")
 
 
 def test_classifier_and_encoder_have_one_rule_of_the_last_layer() -> None:

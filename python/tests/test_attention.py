@@ -176,6 +176,17 @@ def test_block_list(device: str) -> None:
     torch.testing.assert_close(o.double(), paper(q, k, v, mask=mask)[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rows, keys", [(0, 3), (2, 0), (0, 0)])
+def test_block_list_of_no_blocks(device: str, rows: int, keys: int) -> None:
+    visible = torch.ones(1, 2, rows, keys, dtype=torch.bool, device=device)
+    blocks = tilewise.BlockList.from_blocks(visible, 16)
+    assert blocks.row_offsets.tolist() == [[[0] * (rows + 1)] * 2]
+    q = torch.randn(1, 16 * rows, 2, 16, device=device)
+    k = torch.randn(1, 16 * keys, 2, 16, device=device)
+    o = supported(device, q, k, k, block_list=blocks)
+    assert o.shape == q.shape and not o.any()
+
+
 # M07 of the hard cases: strides, those of dO too.
 
 

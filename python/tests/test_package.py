@@ -53,6 +53,14 @@ def test_library_is_inside() -> None:
     assert Path(_native.__file__).parent == Path(tilewise.__file__).parent
 
 
+def test_licences_of_what_the_binary_contains() -> None:
+    """BSD and MIT ask for their text beside a binary."""
+    texts = importlib.metadata.distribution("tilewise").files or []
+    names = {path.name: path.read_text() for path in texts if "licenses" in path.parts}
+    assert set(names) == {"LICENSE", "nanobind.txt", "robin-map.txt"}
+    assert "Wenzel Jakob" in names["nanobind.txt"] and "MIT License" in names["robin-map.txt"]
+
+
 def test_kernel_table() -> None:
     kernels = tilewise.kernels()
     assert {k.device for k in kernels} == {"cpu", "cuda"}

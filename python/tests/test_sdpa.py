@@ -228,8 +228,38 @@ def test_fallback_has_every_word_it_can(device: str) -> None:
         from oracle import paper
 
         torch.testing.assert_close(theirs.double(), paper(q, k, v, **options)[0], atol=1e-5, rtol=0)
-    with pytest.raises(NotImplementedError, match="softcap"):
-        _fallback.torch_attention(q, k, v, make_spec(softcap=1.0))
+    for beyond in ("softcap", "implementation", "score_expression", "mask_expression"):
+        given: Any = 1.0 if beyond == "softcap" else "given"
+        with pytest.raises(NotImplementedError, match=beyond):
+            _fallback.torch_attention(q, k, v, make_spec(**{beyond: given}))
+
+
+def test_fallback_leaves_no_function_out() -> None:
+    """torch computed the call without the functions, and no word was said."""
+    q = torch.randn(1, 4, 2, 8, dtype=torch.float64)
+    functions: dict[str, Any] = {
+        "score_mod": lambda score, b, h, i, j: score * 3,
+        "mask_mod": lambda b, h, i, j: j < 2,
+    }
+    for name, function in functions.items():
+        with pytest.raises(NotImplementedError, match="_expression either"):
+            tilewise.attention(q, q, q, fallback="torch", **{name: function})
+
+
+_END = 2**63
+
+
+@pytest.mark.parametrize("left", [None, 1, _END - 1, -_END])
+@pytest.mark.parametrize("right", [None, 0, _END - 1, -_END])
+@pytest.mark.filterwarnings("ignore:torch's attention runs")
+def test_fallback_of_the_widest_windows(left: int | None, right: int | None) -> None:
+    """Bounds at the ends of int64, where position and bound together have no int64."""
+    q = torch.randn(1, 7, 2, 8, dtype=torch.float64)
+    k = torch.randn(1, 4, 2, 8, dtype=torch.float64)
+    window = (left, right)
+    o = tilewise.attention(q, k, k, window=window, fallback="torch")
+    exact = tilewise.attention(q, k, k, window=window, implementation="reference")
+    torch.testing.assert_close(o, exact)
 
 
 def test_fallback_gives_no_lse() -> None:

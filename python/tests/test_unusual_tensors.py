@@ -181,6 +181,17 @@ def test_torch_beside_numpy_backward(name: str) -> None:
         tilewise.attention_backward(q=q, **given)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask"])
+def test_masked_arrays_are_refused(name: str) -> None:
+    """Their memory holds the elements that the mask hides."""
+    q = np.ones((1, 4, 2, 8), np.float32)
+    given: dict[str, Any] = {"q": q, "k": q, "v": q}
+    given[name] = np.ma.masked_array(some_array(name), some_array(name) > 0)
+    for call in (tilewise.attention, tilewise.plan):
+        with pytest.raises(ValueError, match=f"^{name} is a masked array"):
+            call(**given)
+
+
 def test_scalars_and_nested_tensors_are_refused_by_name() -> None:
     x, scalar = torch.zeros(1, 4, 2, 8), torch.tensor(1.0)
     for i, name in enumerate("qkv"):

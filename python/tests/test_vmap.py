@@ -110,6 +110,21 @@ def test_options(device: str, calls: dict[str, int], case: str) -> None:
     torch.testing.assert_close(together, exact, atol=2e-6, rtol=1e-5)
 
 
+def test_lengths_of_a_batch_of_one(device: str, calls: dict[str, int]) -> None:
+    """(1) is of each entry's only sequence, and does not broadcast over the folded batch."""
+    q = torch.randn(N, 1, S, H, D, device=device)
+    lengths = torch.tensor([3], dtype=torch.int32, device=device)
+
+    def attention(t: Tensor) -> Tensor:
+        o: Tensor = tilewise.attention(t, t, t, key_lengths=lengths)
+        return o
+
+    together = torch.func.vmap(attention)(q)
+    assert calls["forward"] == 1
+    exact = torch.stack([attention(t) for t in q])
+    torch.testing.assert_close(together, exact, atol=2e-6, rtol=1e-5)
+
+
 def test_nested(device: str, calls: dict[str, int]) -> None:
     t = torch.randn(2, 3, B, S, H, D, device=device)
     both = torch.func.vmap(torch.func.vmap(lambda x: tilewise.attention(x, x, x)))(t)

@@ -12,14 +12,14 @@ from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec, named_arrays, seed_w
 
 
 def _check_kinds(spec: Spec, **arrays: Any) -> None:
-    """Names the torch tensor beside a q that is none: read here, it would lose its negative bit,
-    and its gradient."""
+    """Names an array whose memory does not say all. A torch tensor beside a q that is none would
+    lose its negative bit and its gradient, a masked array its mask."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return
     for name, value in named_arrays(spec, arrays):
-        if isinstance(value, torch.Tensor):
+        if torch is not None and isinstance(value, torch.Tensor):
             raise ValueError(f"{name} is a torch tensor: expected an array, as q is")
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError(f"{name} is a masked array: expected an array without a mask")
 
 
 def must_repeat() -> bool:
@@ -73,7 +73,7 @@ def _outputs(q: Any, v: Any, spec: Spec) -> tuple[Any, Any]:
 
 def attention(q: Any, k: Any, v: Any, spec: Spec, return_lse: bool = True) -> tuple[Any, Any]:
     """O and LSE in q's own kind of array; LSE is there in any case."""
-    _check_kinds(spec, k=k, v=v)
+    _check_kinds(spec, q=q, k=k, v=v)
     o, lse = _outputs(q, v, spec)
     _native.forward((q, k, v), (o, lse), spec)
     return _as_kind_of(o, q), _as_kind_of(lse, q)
@@ -83,7 +83,7 @@ def gradients(
     d_o: Any, d_lse: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, spec: Spec
 ) -> tuple[Any, ...]:
     """dq, dk, dv, and dbias and dsinks when the spec has them."""
-    _check_kinds(spec, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
+    _check_kinds(spec, q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse)
     wanted = {"q": q, "k": k, "v": v, "bias": spec[BIAS], "sinks": spec[SINKS]}
     made = tuple(
         None if array is None else _empty(array, name, _shape(array, name))
@@ -95,7 +95,7 @@ def gradients(
 
 def plan(q: Any, k: Any, v: Any, spec: Spec, backward: bool) -> _native.Plan:
     """The plan of a pass, without running it."""
-    _check_kinds(spec, k=k, v=v)
+    _check_kinds(spec, q=q, k=k, v=v)
     o, lse = _outputs(q, v, spec)
     if not backward:
         return _native.plan((q, k, v), (o, lse), spec)

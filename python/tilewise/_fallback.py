@@ -8,22 +8,20 @@ import torch
 from torch import Tensor
 
 from . import _torch as ours
-from ._spec import FIELDS, Spec
+from ._spec import FIELDS, Spec, make_spec
 from ._torch_onlookers import in_memory
 
 # Not by its name in torch.nn.functional, under which a caller may have put a drop-in.
 _torch_s_own = torch._C._nn.scaled_dot_product_attention
 
-# What torch's function has no word for, and the values with which it need not.
+# What torch's function has a word for, or what belongs to an option that it has none for.
+_TORCH_HAS = {
+    *("mask", "bias", "alibi_slopes", "key_lengths", "seed", "layout", "scale", "causal"),
+    *("window_left", "window_right", "dropout_p", "deterministic", "precision"),
+    *("max_seqlen_q", "max_seqlen_k", "captures"),
+}
 _BEYOND_TORCH = {
-    "softcap": 0.0,
-    "sinks": None,
-    "cu_seqlens_q": None,
-    "cu_seqlens_k": None,
-    "block_table": None,
-    "block_rows": None,
-    "implementation": "",
-    "kernel": "",
+    name: value for name, value in zip(FIELDS, make_spec(), strict=True) if name not in _TORCH_HAS
 }
 
 
@@ -53,13 +51,18 @@ def visible(s: dict[str, Any], rows: int, keys: int, device: torch.device) -> Te
     i = torch.arange(rows, device=device)[:, None]
     j = torch.arange(keys, device=device)
     diagonal = _diagonal(s, rows, keys, device)
+    most = rows + keys  # as far as a bound reaches: its sum with a position stays within int64
+    left, right = (
+        None if bound is None else max(-most, min(bound, most))
+        for bound in (s["window_left"], s["window_right"])
+    )
     parts = []
     if s["causal"]:
         parts.append(j <= (diagonal if s["causal"] == "bottom_right" else i))
-    if s["window_left"] is not None:
-        parts.append(j >= diagonal - s["window_left"])
-    if s["window_right"] is not None:
-        parts.append(j <= diagonal + s["window_right"])
+    if left is not None:
+        parts.append(j >= diagonal - left)
+    if right is not None:
+        parts.append(j <= diagonal + right)
     if s["key_lengths"] is not None:
         parts.append(j < s["key_lengths"][:, None, None, None])
     if s["mask"] is not None:

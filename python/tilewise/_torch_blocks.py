@@ -21,7 +21,8 @@ def csr(visible: Tensor) -> tuple[Tensor, Tensor]:
     counts = visible.sum(-1, dtype=torch.int32).reshape(batch, heads * rows)
     ends = counts.flatten().cumsum(0).reshape(batch, heads, rows)
     begins = ends - counts.reshape(batch, heads, rows)
-    offsets = torch.cat([begins[..., :1], ends], -1).to(torch.int32)
+    first = begins[..., :1] if rows else begins.new_zeros(batch, heads, 1)  # no query blocks: [0]
+    offsets = torch.cat([first, ends], -1).to(torch.int32)
     column = torch.arange(cols, device=visible.device, dtype=torch.int32).expand(visible.shape)
     flat = visible.flatten()
     place = torch.where(flat, flat.cumsum(0) - 1, flat.numel())  # what is hidden goes past the end

@@ -33,8 +33,8 @@ def _fold(t: Tensor, dim: int | None, size: int) -> Tensor:
 def _fold_shared(t: Tensor, dim: int | None, size: int, batch: int, axes: int) -> Tensor:
     """The same for a tensor that broadcasts to (B, ...) of so many axes."""
     own = t.dim() - (dim is not None)
-    if dim is None and (own < axes or t.shape[0] == 1):
-        return t  # every entry's
+    if dim is None and (own < axes or (axes > 1 and t.shape[0] == 1)):
+        return t  # every entry's. Key lengths do not broadcast
     mapped = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
     shape = mapped.shape[1:]
     mapped = mapped.reshape(size, *(1,) * (axes - own), *shape)

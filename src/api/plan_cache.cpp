@@ -13,7 +13,7 @@
 namespace tilewise {
 namespace {
 
-/// More shapes than a program comes back to; past it the cache begins anew.
+/// More shapes than a program comes back to. A full cache is emptied.
 constexpr std::size_t kMostPlans = 4096;
 
 struct Cache {

@@ -1,4 +1,5 @@
-/// Plans by geometry: planning asks every kernel row, a second call of the same shape need not.
+/// Plans by shape. Planning asks every kernel row; a second call of the same shape takes its plan
+/// from here.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +10,13 @@
 
 namespace tilewise {
 
-/// The plan for a problem, from nothing that is kept: on `machine`, null the machine at hand, by
-/// TILEWISE_FORCE_KERNEL where `choice` names nothing. Throws what plan() throws.
+/// Plans a problem without the cache. A null `machine` means the machine at hand. If `choice` names
+/// nothing, TILEWISE_FORCE_KERNEL counts. Throws what plan() throws.
 Plan plan_problem(const Problem& problem, const Choice& choice, const Hardware* machine = nullptr);
 
-/// The plan for a problem on the machine at hand, made at most once for all problems of one
-/// problem_key(), one `choice` and one TILEWISE_FORCE_KERNEL; made anew where host lengths count.
-/// Bounded. Safe from many threads. Throws what plan() throws; nothing is kept then.
+/// The plan for a problem on the machine at hand. Problems with the same problem_key(), `choice`
+/// and TILEWISE_FORCE_KERNEL share one plan. Problems whose host lengths count are planned in every
+/// call. The cache is bounded and thread-safe. Throws what plan() throws, and keeps nothing then.
 std::shared_ptr<const Plan> kept_plan(const Problem& problem, const Choice& choice);
 
 /// Plans that are kept now.

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda {
 
-/// Every CUDA row, most special first. A kernel's .hpp declares its rows and its pack units;
+/// Every CUDA row, most special first. A kernel's row.h declares its rows and its pack units.
 /// rows.cpp lists both.
 std::span<const KernelRow> cuda_rows();
 

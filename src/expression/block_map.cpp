@@ -243,6 +243,12 @@ class Rows {
   std::vector<std::int64_t> at_;
 };
 
+/// The variables that a mask depends on.
+std::uint8_t variables_of(const Function& mask) {
+  const Program& program = *mask.program;
+  return program.nodes[static_cast<std::size_t>(program.result)].depends;
+}
+
 /// What a map tells apart, and the sizes of its blocks.
 struct MapAxes {
   std::int64_t batch, heads, block_q, block_k;
@@ -250,13 +256,11 @@ struct MapAxes {
   MapAxes(const Problem& p, const Function& mask, std::int64_t wanted_q, std::int64_t wanted_k)
       : block_q(std::clamp<std::int64_t>(wanted_q, 1, std::max<std::int64_t>(p.seq_q, 1))),
         block_k(std::clamp<std::int64_t>(wanted_k, 1, std::max<std::int64_t>(p.seq_k, 1))) {
-    const Program& program = *mask.program;
-    const std::uint8_t depends = program.nodes[static_cast<std::size_t>(program.result)].depends;
     const Tensor& listed = p.block_list.row_offsets;
     const bool has_list = p.block_list.defined();
-    const bool of_batch = (depends & kBatch) != 0 || p.packed || p.key_lengths.defined() ||
-                          (has_list && listed.strides[0] != 0);
-    const bool of_head = (depends & kHead) != 0 || (has_list && listed.strides[1] != 0);
+    const bool of_batch = (variables_of(mask) & kBatch) != 0 || p.packed ||
+                          p.key_lengths.defined() || (has_list && listed.strides[0] != 0);
+    const bool of_head = differs_by_head(mask) || (has_list && listed.strides[1] != 0);
     batch = of_batch ? p.batch : 1;
     heads = of_head ? p.heads_q : 1;
   }
@@ -302,6 +306,8 @@ BlockMap make_block_map(const Problem& p, const Function& mask, std::int64_t blo
   map.row_offsets.resize(static_cast<std::size_t>(map.batch * map.heads * (map.query_blocks + 1)));
   return map;
 }
+
+bool differs_by_head(const Function& mask) { return (variables_of(mask) & kHead) != 0; }
 
 double count_mapped_pairs(const Problem& p) {
   constexpr std::int64_t kMostSteps = 1 << 18;  // about 0.1 s

@@ -32,6 +32,9 @@ struct BlockMap {
 BlockMap make_block_map(const Problem& problem, const Function& mask, std::int64_t block_q,
                         std::int64_t block_k);
 
+/// True when heads may see other pairs than each other.
+bool differs_by_head(const Function& mask);
+
 /// Pairs of all batch entries and heads in the blocks of kMapBlock that a problem's mask expression
 /// leaves: what tiled kernels work out. -1 where telling takes more than a fraction of a second.
 double count_mapped_pairs(const Problem& problem);

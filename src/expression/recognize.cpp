@@ -188,4 +188,22 @@ std::optional<Alibi> alibi_of(const Program& p) {
   return alibi;
 }
 
+std::optional<DocumentIds> documents_of(const Program& p) {
+  const Node& node = at(p, p.result);
+  if (node.op != Op::equal) return std::nullopt;
+  const Node* sides[] = {&at(p, node.args[0]), &at(p, node.args[1])};
+  for (const Node* side : sides) {
+    if (side->op != Op::load || side->capture != sides[0]->capture) return std::nullopt;
+    if (side->count > 2 || (side->count == 2 && at(p, side->args[0]).op != Op::batch))
+      return std::nullopt;
+  }
+  const auto axis = static_cast<std::size_t>(sides[0]->count - 1);
+  const Op first = at(p, sides[0]->args[axis]).op, second = at(p, sides[1]->args[axis]).op;
+  const bool both =
+      (first == Op::query && second == Op::key) || (first == Op::key && second == Op::query);
+  const DType dtype = p.captures[static_cast<std::size_t>(sides[0]->capture)].dtype;
+  if (!both || (dtype != DType::int32 && dtype != DType::int64)) return std::nullopt;
+  return DocumentIds{.capture = sides[0]->capture, .axis = static_cast<int>(axis)};
+}
+
 }  // namespace tilewise::expression

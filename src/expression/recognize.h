@@ -40,4 +40,11 @@ struct Alibi {
 };
 std::optional<Alibi> alibi_of(const Program& score);
 
+/// ids[i] == ids[j] or ids[b, i] == ids[b, j], of one int32 or int64 tensor.
+struct DocumentIds {
+  std::int32_t capture = -1;
+  int axis = 0;  ///< of i and j
+};
+std::optional<DocumentIds> documents_of(const Program& mask);
+
 }  // namespace tilewise::expression

@@ -300,6 +300,14 @@ steps::MixArgs mix_args(HeadShape s, const float* o, const float* g) {
           .g = g};
 }
 
+steps::TwiceArgs twice_args(const float* from, float* to, HeadShape s) {
+  return {.from = from,
+          .to = to,
+          .rows = s.rows(),
+          .heads = static_cast<int>(s.heads),
+          .dim = static_cast<int>(s.dim)};
+}
+
 }  // namespace
 
 void CudaOps::mix(const float* o, const float* g, float* a, HeadShape s) {
@@ -319,21 +327,11 @@ void CudaOps::mix_backward(const float* o, const float* g, const float* da, floa
 }
 
 void CudaOps::twice(const float* qkv, float* q2, HeadShape s) {
-  const steps::TwiceArgs args{.from = qkv,
-                              .to = q2,
-                              .rows = s.rows(),
-                              .heads = static_cast<int>(s.heads),
-                              .dim = static_cast<int>(s.dim)};
-  start(Step::twice, args, blocks_for(s.rows() * s.heads * s.dim));
+  start(Step::twice, twice_args(qkv, q2, s), blocks_for(s.rows() * s.heads * s.dim));
 }
 
 void CudaOps::twice_backward(const float* dq2, float* dqkv, HeadShape s) {
-  const steps::TwiceArgs args{.from = dq2,
-                              .to = dqkv,
-                              .rows = s.rows(),
-                              .heads = static_cast<int>(s.heads),
-                              .dim = static_cast<int>(s.dim)};
-  start(Step::twice_backward, args, blocks_for(s.rows() * s.heads * s.dim));
+  start(Step::twice_backward, twice_args(dq2, dqkv, s), blocks_for(s.rows() * s.heads * s.dim));
 }
 
 void CudaOps::clustered_mask(const float*, const float*, const float*, std::uint8_t*, HeadShape,

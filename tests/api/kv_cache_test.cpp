@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/micro/elements.h"
+#include "expect_parts.h"
 #include "tilewise/tilewise.h"
 
 namespace tilewise {
@@ -210,10 +211,6 @@ std::string message(const std::function<void(Call&)>& spoil) {
     return e.what();
   }
   return "accepted";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
 TEST(Append, NothingIsLostWhereThereIsNoRoom) {

@@ -175,6 +175,44 @@ class Bench(CliTest):
             self.assertTrue(rows, name)
             self.assertEqual({row["status"] for row in rows} - {"ok"}, set(), name)
 
+    def test_flags_override_a_preset(self) -> None:
+        """Each flag of attention's options replaces the one in a preset's line."""
+        folder = self.folder / "cases"
+        (folder / "presets").mkdir(parents=True)
+        line = """--seq 8 --dim 16 --causal --window 3,0 --scale 0.5 --softcap 20 --mask "i >= j"
+            --score "score*2" --dropout 0.1 --dropout-seed 4 --dropout-offset 1 --precision tf32
+            --deterministic"""
+        (folder / "presets" / "own.txt").write_text(" ".join(line.split()) + "\n")
+        overrides = {
+            "--window": ("5,1", "window=5,1"),
+            "--scale": ("0.25", "scale=0.25"),
+            "--softcap": ("30", "softcap=30"),
+            "--mask": ("i > j", "mask_expr='i > j'"),
+            "--score": ("-score", "score='-score'"),
+            "--dropout": ("0.2", "dropout=0.2"),
+            "--dropout-seed": ("9", ""),
+            "--dropout-offset": ("2", ""),
+            "--precision": ("exact", "exact"),
+        }
+        words = ["bench", "--preset", "own", "--pass", "fwd", "--format", "json", *QUICK]
+        for name, (value, shown) in overrides.items():
+            done = run(*words, name, value, env={"TILEWISE_CASES_DIR": str(folder)})
+            self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+            (row,) = json.loads(done.stdout)["rows"]
+            self.assertIn(shown, row["mask"] + row["precision"], name)
+        for flag in ("--causal", "--deterministic"):
+            done = run(*words, flag, env={"TILEWISE_CASES_DIR": str(folder)})
+            self.assertEqual(done.returncode, 0, f"{flag}: {done.stderr}")
+
+    def test_the_widest_windows(self) -> None:
+        """Bounds at the ends of int64 hide what they say, in every implementation."""
+        most, least = str(2**63 - 1), str(-(2**63))
+        small = ["--seq-q", "40", "--seq-k", "33", "--dim", "16", "--impl", "all", "--check"]
+        for left in ("-", most, least, "0"):
+            for right in ("-", most, least):
+                rows = self.rows(*small, "--pass", "fwd", "--window", f"{left},{right}", *QUICK)
+                self.assertEqual({row["status"] for row in rows}, {"ok"}, (left, right))
+
     def test_scaling_view(self) -> None:
         small = ["--preset", "baseline-scaling", "--repeat", "1", "--warmup", "0"]
         text = self.ok("bench", *small, "--budget-s", "2")

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shlex
 import struct
 from pathlib import Path
 
@@ -313,10 +314,22 @@ class ExitCodes(CliTest):
         self.assertEqual(result.returncode, CHECK_FAILED, result.stdout + result.stderr)
 
     def test_help(self) -> None:
-        for command in ([], ["run"], ["bench"], ["plan"], ["check"], ["info"]):
+        """Fits a terminal of 80 columns."""
+        names = "run bench plan tune check mask info layer kernels".split()
+        nested = [["layer", name] for name in ("run", "bench", "train")]
+        nested += [["kernels", name] for name in ("list", "build", "diff", "clear")]
+        for command in ([], *([name] for name in names), *nested):
             text = self.ok(*command, "--help")
-            self.assertLessEqual(max(map(len, text.splitlines())), 110, text)
+            self.assertLessEqual(max(map(len, text.splitlines())), 80, text)
         self.assertRegex(self.ok("--version"), r"^tilewise \d+\.\d+\.\d+\n$")
+
+    def test_examples_of_the_help(self) -> None:
+        """Those that need neither files nor much time run."""
+        for command in ("plan", "mask", "info"):
+            for line in self.ok(command, "--help").split("Examples:")[1].splitlines():
+                words = shlex.split(line)[1:]
+                if words and words[0] == command and "--measure" not in words and "-o" not in words:
+                    self.ok(*words)
 
 
 if __name__ == "__main__":

@@ -71,15 +71,7 @@ class FakeDriver(unittest.TestCase):
         own_cases = {
             "flash_fwd_sm90_copied": "b1 h2 s64 d132 bf16",
             "flash_bwd_sm90_copied": "b1 h2 s64 d132 bf16",
-            **dict.fromkeys(
-                (
-                    "flash_fwd_lists_sm90",
-                    "flash_bwd_passing_sm90",
-                    "flash_bwd_passing_warp_sm90",
-                    "flash_bwd_passing_under_sm90",
-                ),
-                "b1 h1 s2048 d16 bf16 blocks=64,64:1,1:0.7",
-            ),
+            "flash_bwd_passing_sm90": "b1 h1 s2048 d16 bf16 blocks=64,64:1,1:0.7",
         }
         special = ("flash_bwd_sm90", "flash_bwd_short_sm90", "flash_mla_sm90")
         self.assertLessEqual(idle, {*special, *own_cases})

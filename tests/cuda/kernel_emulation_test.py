@@ -290,6 +290,7 @@ PROGRAMS = {
     "exact_sums": False,
     "row_statistics": False,
     "mask_maps": True,
+    "documents": False,
     "flash_sm80_lists": True,
     "fwd_sm90": True,
     "fwd_sm90_lists": True,

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_parts.h"
 #include "problem/problem.h"
 #include "reference/reference.h"
 
@@ -97,12 +98,6 @@ std::string message(const std::function<void(Call&)>& spoil) {
     return e.what();
   }
   return "accepted";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
-  }
 }
 
 TEST(AttentionExpression, EqualsTheOptionsOfTheSpec) {

@@ -56,7 +56,8 @@ struct Call {
     return {Captured("slopes", Tensor::contiguous(slopes.data(), DType::float32, {2})),
             Captured("both", Tensor::contiguous(slopes.data(), DType::float32, {2, 2})),
             Captured("wide", Tensor::contiguous(slopes.data(), DType::float32, {4})),
-            Captured("doc", Tensor::contiguous(documents.data(), DType::int32, {16}))};
+            Captured("doc", Tensor::contiguous(documents.data(), DType::int32, {16})),
+            Captured("rows", Tensor::contiguous(documents.data(), DType::int32, {4, 4}))};
   }
   Problem forward() {
     const std::int64_t batch = shape.q_offsets.empty() ? 2 : 1;
@@ -186,6 +187,25 @@ TEST(Recognize, MasksThatTheSpecHasCostNothing) {
   EXPECT_EQ(documents.mask_function.program->text,
             of("doc[i] == doc[j]", 0).mask_function.program->text);
   EXPECT_EQ(of("i >= j | j < 3", 0).causal, Causal::none);
+}
+
+TEST(Recognize, DocumentsByTheirNumbers) {
+  const auto axis = [](const char* text) {
+    Call call(shapes()[0]);
+    const std::vector<Captured> captures = call.captures();
+    const auto found = expression::documents_of(
+        *expression::function_of(Expression::parse(text, captures)).program);
+    return found ? found->axis : -1;
+  };
+  EXPECT_EQ(axis("doc[i] == doc[j]"), 0);
+  EXPECT_EQ(axis("doc[j] == doc[i]"), 0);
+  EXPECT_EQ(axis("rows[b, i] == rows[b, j]"), 1);
+  for (const char* other :
+       {"doc[i] == doc[i]", "doc[i] != doc[j]", "doc[i] == doc[j + 1]", "rows[b, i] == doc[j]",
+        "rows[h, i] == rows[h, j]", "rows[i, b] == rows[j, b]", "slopes[i] == slopes[j]",
+        "doc[i] == doc[j] | j < 3", "doc[i] == j"}) {
+    EXPECT_EQ(axis(other), -1) << other;
+  }
 }
 
 TEST(Recognize, ScoresKeepTheirMeaning) {

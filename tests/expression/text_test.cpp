@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_parts.h"
 #include "expression/interpret.h"
 #include "expression/lower.h"
 #include "tilewise/expression.h"
@@ -52,12 +53,6 @@ std::string message(std::string_view text) {
     return e.what();
   }
   return "accepted";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
-  }
 }
 
 TEST(Text, ReadsLeavesAndNumbers) {

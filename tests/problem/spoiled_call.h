@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_parts.h"
 #include "problem/problem.h"
 
 namespace tilewise {
@@ -59,13 +60,6 @@ inline std::string backward_message(const std::function<void(Call&)>& spoil) {
     return e.what();
   }
   return "accepted";
-}
-
-inline void expect_parts(const std::string& message, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos)
-        << '"' << message << "\" lacks \"" << part << '"';
-  }
 }
 
 }  // namespace tilewise

@@ -107,17 +107,33 @@ TEST(ThreadPool, NestedCallsRunOnTheCallingThread) {
   EXPECT_EQ(inner.load(), 40);
 }
 
+/// A pool that another thread uses as long as this lives.
+class Occupied {
+ public:
+  explicit Occupied(Executor& pool)
+      : user_([this, &pool] {
+          pool.parallel_for(2, [this](std::int64_t, int) {
+            in_use_.store(true);
+            while (!let_go_.load()) std::this_thread::yield();
+          });
+        }) {
+    while (!in_use_.load()) std::this_thread::yield();
+  }
+  Occupied(const Occupied&) = delete;
+  Occupied& operator=(const Occupied&) = delete;
+  ~Occupied() {
+    let_go_.store(true);
+    user_.join();
+  }
+
+ private:
+  std::atomic<bool> in_use_{false}, let_go_{false};
+  std::thread user_;
+};
+
 TEST(ThreadPool, CallsWhileInUseRunOnTheCallingThread) {
   const auto pool = make_thread_pool(2);
-  std::atomic<bool> in_use{false};
-  std::atomic<bool> let_go{false};
-  std::thread first([&] {
-    pool->parallel_for(2, [&](std::int64_t, int) {
-      in_use.store(true);
-      while (!let_go.load()) std::this_thread::yield();
-    });
-  });
-  while (!in_use.load()) std::this_thread::yield();
+  const Occupied occupied(*pool);
   int runs = 0;
   const auto self = std::this_thread::get_id();
   pool->parallel_for(6, [&](std::int64_t, int) {
@@ -125,8 +141,6 @@ TEST(ThreadPool, CallsWhileInUseRunOnTheCallingThread) {
     ++runs;
   });
   EXPECT_EQ(runs, 6);
-  let_go.store(true);
-  first.join();
 }
 
 TEST(ThreadPool, ManyCallersAtOnce) {
@@ -207,23 +221,13 @@ TEST(ThreadPool, AForkedChildHasThreadsOfItsOwn) {
 
 TEST(ThreadPool, AChildForkedWhileThePoolWorksDoesNotHang) {
   const auto pool = make_thread_pool(2);
-  std::atomic<bool> in_use{false};
-  std::atomic<bool> let_go{false};
-  std::thread first([&] {
-    pool->parallel_for(2, [&](std::int64_t, int) {
-      in_use.store(true);
-      while (!let_go.load()) std::this_thread::yield();
-    });
-  });
-  while (!in_use.load()) std::this_thread::yield();
+  const Occupied occupied(*pool);
   EXPECT_EQ(status_in_fork([&] {
               std::atomic<int> runs{0};
               pool->parallel_for(9, [&](std::int64_t, int) { runs.fetch_add(1); });
               return runs.load();
             }),
             9);
-  let_go.store(true);
-  first.join();
 }
 #endif
 

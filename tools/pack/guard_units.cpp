@@ -148,6 +148,8 @@ std::vector<TargetUnit> guard_units() {
     add_bwd_sm90_grouped_units(options, arch);
     add_fwd_sm90_option_units(options, arch);
     add_bwd_sm90_option_units(options, arch);
+    add_fwd_sm90_listed_units(options, arch);
+    add_bwd_sm90_passing_units(options, arch);
     for (const bool two_plane : {false, true}) add_bwd_short_sm90_units(options, arch, two_plane);
     units.add(std::move(options), arch);
   }

@@ -259,12 +259,13 @@ def layer_bench_ms(
 
 
 SCENARIOS: dict[
-    str, tuple[int, int, bool, bool]
+    str, tuple[int, int, bool, bool | str]
 ] = {  # what seed 003 recommends for each (its 5.1): batch, length, training, checkpointing
     "real-time": (1, 128, False, False),
     "document": (4, 1024, False, False),
     "long": (1, 2048, True, False),
     "long, checkpointing": (1, 2048, True, True),
+    "long, checkpointing of F": (1, 2048, True, "ffn"),
     "large batch": (16, 256, True, False),
 }
 
@@ -278,7 +279,7 @@ def scenarios(arguments: argparse.Namespace) -> Iterator[Row]:
     for name, (batch, n, training, checkpointing) in SCENARIOS.items():
         arguments.tell(name)
         job = Job("working", batch, n, arguments.device, training, checkpointing=checkpointing)
-        jobs = [job, replace(job, checkpointing=False)][: 1 + checkpointing]
+        jobs = [job, replace(job, checkpointing=False)][: 1 + bool(checkpointing)]
         steps = [one.step() for one in jobs]
         ms, *without = (
             one.median_ms for one in timed_in_turn(steps, arguments.device, 3, arguments.runs)
@@ -290,7 +291,7 @@ def scenarios(arguments: argparse.Namespace) -> Iterator[Row]:
         if checkpointing and row["mib"] and plain["mib"]:
             row["saved_percent"] = 100 * (1 - row["mib"] / plain["mib"])
             row["slower_percent"] = 100 * (ms / without[0] - 1)
-        plain = row
+        plain = plain if checkpointing else row
         yield row
 
 

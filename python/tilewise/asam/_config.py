@@ -22,8 +22,9 @@ class ASAMConfig:
       num_clusters: clusters of the clustered pattern.
     - use_adaptive_gate: mixes sparse with dense attention.
     - gate_hidden_dim: hidden features of the adaptive gate. The published gate always has 128.
-    - use_gradient_checkpointing: the working layer recomputes each layer in backward. The
-      published code does not read it.
+    - use_gradient_checkpointing: the working layer recomputes each layer in backward. "ffn"
+      recomputes only the feed-forward network and its norm: it saves less memory and less time is
+      lost. The published code does not read it.
 
     Only the working layer reads these:
 
@@ -43,7 +44,7 @@ class ASAMConfig:
     num_clusters: int = 32
     use_adaptive_gate: bool = True
     gate_hidden_dim: int = 128
-    use_gradient_checkpointing: bool = False
+    use_gradient_checkpointing: bool | str = False
     mode: str = "adaptive"
     causal: bool = False
     block_size: int = 64
@@ -54,6 +55,9 @@ class ASAMConfig:
         for name in ("dim", "num_heads", "dim_head", "window_size", "stride", "num_clusters"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "it must be >= 1")
         _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "it must lie in [0, 1)")
+        again = self.use_gradient_checkpointing
+        kinds = "expected a bool or 'ffn'"
+        _require(again in (False, True, "ffn"), "use_gradient_checkpointing", again, kinds)
         modes = ("adaptive", "faithful")
         _require(self.mode in modes, "mode", self.mode, f"expected one of {', '.join(modes)}")
         known = PATTERNS if self.mode == "faithful" else (*CHOICES, "auto")

@@ -116,11 +116,12 @@ class ASAMLayer(nn.Module):
         return_info: bool = False,
         key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Info | None]:
+        again = self.config.use_gradient_checkpointing
         if self.config.mode == "faithful":
             if key_lengths is not None:
                 raise ValueError("key_lengths is given: the published layer has none")
             y, info = self._forward(x, mask, None, return_info)
-        elif self.config.use_gradient_checkpointing and self.training:
+        elif again and again != "ffn" and self.training:
             keeping: Any = partial(create_selective_checkpoint_contexts, _kept_by_checkpoints)
             y, info = checkpoint(
                 self._forward,
@@ -151,7 +152,15 @@ class ASAMLayer(nn.Module):
             o = masked_attention(q, k, v, both(pattern.mask(q, k), mask))
             a = self.to_out(merge_heads(o))
         x = x + a
-        return x + self.ffn(self.ffn_norm(x)), info
+        again = self.config.mode == "adaptive" and self.training
+        if again and self.config.use_gradient_checkpointing == "ffn":
+            fed: Tensor = checkpoint(self._feed, x, use_reentrant=False)
+            return x + fed, info
+        return x + self._feed(x), info
+
+    def _feed(self, x: Tensor) -> Tensor:
+        y: Tensor = self.ffn(self.ffn_norm(x))
+        return y
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Loads the other mode's checkpoint too: what only one mode has keeps its value here.
@@ -367,12 +376,12 @@ class HybridASAM(nn.Module):
         return y
 
 
-def layers_run_again(count: int, checkpointing: bool) -> list[bool]:
-    """Which layers of a stack run again in backward: with checkpointing, all but the last.
+def layers_run_again(count: int, checkpointing: bool | str) -> list[bool | str]:
+    """use_gradient_checkpointing of each layer of a stack: all but the last run again in backward.
 
     The last layer's backward follows its forward: running it again would save nothing.
     """
-    return [checkpointing and n + 1 < count for n in range(count)]
+    return [checkpointing if n + 1 < count else False for n in range(count)]
 
 
 def check_heads(dim: int, num_heads: int) -> None:

@@ -94,7 +94,8 @@ class Job:
     """A forward (inference) or a training step of one model on one shape.
 
     precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast). checkpointing: the
-    working layers run again in backward, but for the last. compiled: by torch.compile.
+    working layers, or with "ffn" their feed-forward networks, run again in backward, but for the
+    last. compiled: by torch.compile.
     """
 
     kind: str
@@ -103,14 +104,15 @@ class Job:
     device: str
     training: bool = False
     precision: str = "fp32"
-    checkpointing: bool = False
+    checkpointing: bool | str = False
     compiled: bool = False
 
     def step(self) -> Callable[[], Tensor]:
         """A function that runs one step, and the loss or the logits that it returns."""
         torch.manual_seed(0)
         device = torch.device(self.device)
-        options = {"use_gradient_checkpointing": True} if self.checkpointing else {}
+        again = self.checkpointing
+        options = {"use_gradient_checkpointing": again} if again else {}
         model: nn.Module = Classifier(self.kind, **options).to(device).train(self.training)
         ids = torch.randint(VOCABULARY, (self.batch, self.n), device=device)
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cpu/micro/bf16_micro.h"
+#include "expression/block_map.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 
@@ -45,6 +46,12 @@ std::int64_t listed_block_keys(const Problem& p, std::int64_t heads) {
   return keys;
 }
 
+/// True when heads may have lists of their own: the problem's, or those that its mask becomes.
+bool listed_by_head(const Problem& p) {
+  return p.block_list.defined() ||
+         (p.mask_function.defined() && expression::differs_by_head(p.mask_function));
+}
+
 }  // namespace
 
 bool interleaved(const Problem& p, const Tensor& t) {
@@ -80,7 +87,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
                : bf16                      ? listed_block_keys(p, 1)
                : rows <= kRowsOfLongBlocks ? kMostBlockKeys
                                            : kPackedBlockKeys;
-  if (in_place && few && shared_k && shared_v && !p.block_list.defined()) {
+  if (in_place && few && shared_k && shared_v && !listed_by_head(p)) {
     block_keys = bf16 ? listed_block_keys(p, p.heads_k) : kSharedBlockKeys;
     // As many as leave threads their tasks. No result depends on it.
     for (std::int64_t heads = p.heads_k; heads > 1 && together == 1; --heads) {
@@ -89,6 +96,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       if (p.heads_k % heads == 0 && enough && fits) together = heads;
     }
   }
+  partials = splits > 1 ? pairs * splits : workers * together;
   q_rows = rows;
   if (few) {
     q_rows = round_up(rows, row_unit);
@@ -156,8 +164,8 @@ std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
     return memory_part(name, Role::workspace, dtype, shape);
   };
   return {
-      item("O of splits", {g.pairs, g.splits, g.rows, g.ld_v}),
-      item("m, l of splits", {2, g.pairs, g.splits, g.rows}),
+      item("O of splits", {g.partials, g.rows, g.ld_v}),
+      item("m, l of splits", {2, g.partials, g.rows}),
       item("Q rows", {g.workers, g.together * g.q_rows, g.ld_q},
            g.bf16 ? DType::bfloat16 : DType::float32),
       item("Q rows to pack",

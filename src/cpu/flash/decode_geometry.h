@@ -25,7 +25,8 @@ struct DecodeGeometry {
   std::int64_t rows;        ///< query rows of a key head
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t splits;
-  bool packs;  ///< K into panels
+  std::int64_t partials;  ///< O, m and l of a key head: of all splits, or of one for each worker
+  bool packs;             ///< K into panels
   bool k_in_place, v_in_place;
   bool lists_k, lists_v;  ///< rows are found by a list
   int lanes;              ///< that the columns of a strip of scores are a multiple of

@@ -34,7 +34,7 @@ class Decode {
         steps_(p),
         executor_(context.executor) {
     WorkspaceCutter cut(context.workspace);
-    const std::int64_t partial_rows = g_.pairs * g_.splits * g_.rows;
+    const std::int64_t partial_rows = g_.partials * g_.rows;
     o_ = cut.take<float>(partial_rows * g_.ld_v);
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
@@ -51,10 +51,16 @@ class Decode {
   }
 
   void run() {
-    run_tasks(executor_, g_.workers, g_.pairs / g_.together * g_.splits * g_.chunks,
-              [&](std::int64_t task, int slot) { attend(task, slot); });
-    run_tasks(executor_, g_.workers, g_.pairs * g_.chunks,
-              [&](std::int64_t task, int) { join(task / g_.chunks, task % g_.chunks); });
+    const bool even = g_.splits == 1 && is_even(p_);
+    const auto run = even ? run_even_tasks : run_tasks;
+    run(executor_, g_.workers, g_.pairs / g_.together * g_.splits * g_.chunks,
+        [&](std::int64_t task, int slot) { attend(task, slot); });
+    if (g_.splits > 1) {
+      run_tasks(executor_, g_.workers, g_.pairs * g_.chunks, [&](std::int64_t task, int) {
+        const std::int64_t pair = task / g_.chunks;
+        join(pair, chunk(task % g_.chunks), pair * g_.splits);
+      });
+    }
     clear_rows_past_the_end(p_);
   }
 
@@ -108,15 +114,17 @@ class Decode {
     std::int64_t b, pair, split;  ///< pair: that of the first key head
     std::int64_t h, count;        ///< first query head, and how many each key head has
     int q_rows;                   ///< queries of a head
+    int slot;                     ///< of the worker
     KeyRange keys;                ///< of the split, that some row sees
     std::int64_t rows() const { return q_rows * count; }
   };
 
-  Task task_of(std::int64_t index) const {
+  Task task_of(std::int64_t index, int slot) const {
     const std::int64_t part = index / g_.chunks;
     Task task{.heads = chunk(index % g_.chunks),
               .pair = part / g_.splits * g_.together,
-              .split = part % g_.splits};
+              .split = part % g_.splits,
+              .slot = slot};
     task.b = task.pair / p_.heads_k;
     task.sequence = p_.sequence(task.b);
     task.h = task.pair % p_.heads_k * p_.group() + task.heads.begin;
@@ -132,8 +140,15 @@ class Decode {
   }
 
   void attend(std::int64_t index, int slot) const {
-    const Task task = task_of(index);
+    const Task task = task_of(index, slot);
     if (task.rows() <= 0) return;  // no queries, or no query heads: their key head cannot be told
+    attend_keys(task, slot);
+    if (g_.splits > 1) return;
+    for (std::int64_t n = 0; n < g_.together; ++n)
+      join(task.pair + n, task.heads, partial(task, n));
+  }
+
+  void attend_keys(const Task& task, int slot) const {
     for (std::int64_t n = 0; n < g_.together; ++n) {
       const State state = state_of(task, n);
       std::fill_n(state.o, task.rows() * g_.ld_v, 0.0F);
@@ -258,10 +273,13 @@ class Decode {
   struct State {
     float *o, *m, *l;
   };
-  /// Partial results of a task's key head n.
+  /// Which partial results a task's key head n has. Those of one split are joined at once, so that
+  /// they stay in the worker's cache.
+  std::int64_t partial(const Task& task, std::int64_t n) const {
+    return g_.splits > 1 ? (task.pair + n) * g_.splits + task.split : task.slot * g_.together + n;
+  }
   State state_of(const Task& task, std::int64_t n) const {
-    const std::int64_t at =
-        ((task.pair + n) * g_.splits + task.split) * g_.rows + task.heads.begin * task.q_rows;
+    const std::int64_t at = partial(task, n) * g_.rows + task.heads.begin * task.q_rows;
     return {o_ + at * g_.ld_v, m_ + at, l_ + at};
   }
 
@@ -435,12 +453,12 @@ class Decode {
     return block;
   }
 
-  /// O, m and l of a chunk's splits into those of the first, in order; then the end of a forward.
-  void join(std::int64_t pair, std::int64_t index) const {
+  /// O, m and l of a chunk's splits, from `partial` on, into those of the first, in order; then the
+  /// end of a forward.
+  void join(std::int64_t pair, Heads heads, std::int64_t partial) const {
     const std::int64_t b = pair / p_.heads_k;
     const Sequence sequence = p_.sequence(b);
-    const Heads heads = chunk(index);
-    const std::int64_t at = pair * g_.splits * g_.rows;
+    const std::int64_t at = partial * g_.rows;
     float* o = o_ + at * g_.ld_v;
     float* m = m_ + at;
     float* l = l_ + at;

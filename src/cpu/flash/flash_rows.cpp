@@ -60,7 +60,9 @@ template <Prepare kPrepare>
 Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Hardware& machine) {
   std::string reason = tiled_refusal(problem, *static_cast<const Isa*>(row.config), machine);
   if (!reason.empty()) return reason;
-  if (problem.dtype != DType::bfloat16) return "bfloat16 only";
+  if (problem.dtype != DType::bfloat16)
+    return std::string(dtype_name(problem.dtype)) +
+           " is not supported by this kernel (only bfloat16)";
   if (problem.pass == Pass::forward && beats_tiles(problem)) {
     const Problem rows = grouped(problem);
     const bool reads = reads_in_row(row, problem);
@@ -73,7 +75,8 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
            "place)";
   }
   if (problem.pass == Pass::backward && half_tiles(problem)) {
-    return "short sequences: the float32 rows do not fill them up to 32 rows and keys";
+    return "at most 16 rows and keys are not supported by this kernel (the float32 kernels are "
+           "faster)";
   }
   return kPrepare(row, with_map_sizes(problem), machine);
 }

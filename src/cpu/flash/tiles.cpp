@@ -14,8 +14,26 @@
 
 namespace tilewise::cpu {
 
+namespace {
+
+/// Of a worker between two times when all wait for each other: idle ends stay short.
+constexpr int kTasksPerWorker = 16;
+
+/// A worker packs the keys of a pair that it attends to alone: they stay in its cache, and nobody
+/// waits for anybody.
+void run_pairs(Executor& executor, const ForwardTasks& tasks, std::int64_t per_pair,
+               const std::function<void(std::int64_t pair, std::int64_t at, std::int64_t task,
+                                        int slot)>& attend) {
+  run_even_tasks(executor, tasks.workers, tasks.pairs, [&](std::int64_t pair, int slot) {
+    for (std::int64_t block = 0; block < tasks.key_blocks; ++block)
+      tasks.pack(pair, slot, block, slot);
+    for (std::int64_t task = 0; task < per_pair; ++task) attend(pair, slot, task, slot);
+  });
+}
+
+}  // namespace
+
 std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int workers) {
-  constexpr int kTasksPerWorker = 16;  // between two phases of packing: idle ends stay short
   const std::int64_t wanted = workers == 1 ? 1 : std::int64_t{kTasksPerWorker} * workers;
   return std::clamp<std::int64_t>(ceil_div(wanted, std::max<std::int64_t>(tasks_per_pair, 1)), 1,
                                   std::max<std::int64_t>(p.batch * p.heads_k, 1));
@@ -33,11 +51,34 @@ void run_tasks(Executor& executor, int workers, std::int64_t tasks,
   });
 }
 
+bool is_even(const Problem& p) {
+  return !p.packed && !p.key_lengths.defined() && !p.block_list.defined();
+}
+
+void run_even_tasks(Executor& executor, int workers, std::int64_t tasks,
+                    const std::function<void(std::int64_t task, int slot)>& body) {
+  constexpr std::int64_t kLeastOfRun = 4;
+  const std::int64_t runs = std::int64_t{kTasksPerWorker} * workers;
+  if (tasks < kLeastOfRun * runs) return run_tasks(executor, workers, tasks, body);
+  run_tasks(executor, workers, runs, [&](std::int64_t run, int slot) {
+    const std::int64_t end = (run + 1) * tasks / runs;
+    for (std::int64_t task = run * tasks / runs; task < end; ++task) body(task, slot);
+  });
+}
+
 void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks) {
   // A caller's executor may have fewer threads than the plan: then fewer pairs stay in cache.
   const std::int64_t per_pair = p.group() * tasks.row_blocks;
   const std::int64_t at_a_time =
       pairs_at_a_time(p, per_pair, std::min(tasks.workers, executor.concurrency()));
+  const auto attend = [&](std::int64_t pair, std::int64_t at, std::int64_t task, int slot) {
+    const std::int64_t block = tasks.row_blocks - 1 - task % tasks.row_blocks;
+    tasks.attend(pair, at, task / tasks.row_blocks, block, slot);
+  };
+  // Pairs that differ would leave a worker alone with the longest.
+  const bool many = tasks.pairs >= std::int64_t{kTasksPerWorker} * tasks.workers;
+  if (many && is_even(p) && at_a_time >= tasks.workers)
+    return run_pairs(executor, tasks, per_pair, attend);
   for (std::int64_t first = 0; first < tasks.pairs; first += at_a_time) {
     const std::int64_t count = std::min(at_a_time, tasks.pairs - first);
     run_tasks(executor, tasks.workers, count * tasks.key_blocks, [&](std::int64_t task, int slot) {
@@ -46,8 +87,7 @@ void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks
     });
     run_tasks(executor, tasks.workers, count * per_pair, [&](std::int64_t task, int slot) {
       const std::int64_t at = task / per_pair;
-      const std::int64_t block = tasks.row_blocks - 1 - task % tasks.row_blocks;
-      tasks.attend(first + at, at, task % per_pair / tasks.row_blocks, block, slot);
+      attend(first + at, at, task % per_pair, slot);
     });
   }
 }

@@ -30,6 +30,14 @@ std::int64_t pairs_at_a_time(const Problem& p, std::int64_t tasks_per_pair, int 
 void run_tasks(Executor& executor, int workers, std::int64_t tasks,
                const std::function<void(std::int64_t task, int slot)>& body);
 
+/// True when pairs of a sequence and a key head take about as long each.
+bool is_even(const Problem& p);
+
+/// The same for tasks that take about as long each: where there are many, a worker takes runs of
+/// tasks that lie behind each other, whose memory comes faster.
+void run_even_tasks(Executor& executor, int workers, std::int64_t tasks,
+                    const std::function<void(std::int64_t task, int slot)>& body);
+
 /// A forward's tasks. `at` counts the pairs (sequence, key head) that are packed at a time, `head`
 /// the query heads of a pair.
 struct ForwardTasks {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <span>
 
 namespace tilewise::cuda {
 
@@ -61,96 +62,73 @@ int log2_of(std::int64_t value) {
   return -1;
 }
 
+namespace {
+
+struct Word {
+  Op op;
+  const char* text;
+};
+
+/// NOTE: logical operations evaluate both sides. A branch would cost more.
+constexpr Word kInfix[] = {
+    {Op::add, " + "},         {Op::subtract, " - "},    {Op::equal, " == "},
+    {Op::not_equal, " != "},  {Op::less, " < "},        {Op::less_equal, " <= "},
+    {Op::logical_and, " & "}, {Op::bit_and, " & "},     {Op::logical_or, " | "},
+    {Op::bit_or, " | "},      {Op::logical_xor, " ^ "}, {Op::bit_xor, " ^ "},
+    {Op::shift_left, " << "}, {Op::shift_right, " >> "}};
+constexpr Word kCalls[] = {{Op::absolute, "expression::absolute"},
+                           {Op::exp, "expf"},
+                           {Op::exp2, "exp2f"},
+                           {Op::log, "logf"},
+                           {Op::sqrt, "sqrtf"},
+                           {Op::rsqrt, "rsqrtf"},
+                           {Op::tanh, "tanh_fast"},
+                           {Op::sigmoid, "expression::sigmoid"},
+                           {Op::sin, "sinf"},
+                           {Op::cos, "cosf"},
+                           {Op::erf, "erff"},
+                           {Op::gelu, "expression::gelu"},
+                           {Op::floor, "floorf"},
+                           {Op::ceil, "ceilf"},
+                           {Op::round, "rintf"},
+                           {Op::sign, "expression::sign"},
+                           {Op::to_integer, "static_cast<int>"},
+                           {Op::to_real, "static_cast<float>"}};
+constexpr Word kCallsOfTwo[] = {{Op::minimum, "expression::minimum"},
+                                {Op::maximum, "expression::maximum"},
+                                {Op::power, "powf"}};
+
+const char* word_of(std::span<const Word> words, Op op) {
+  for (const Word& word : words) {
+    if (word.op == op) return word.text;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 std::string expression_operation(const expression::Node& n, Type operands, const std::string& a,
                                  const std::string& b, const std::string& c) {
-  const auto infix = [&](const char* sign) { return a + sign + b; };
-  const auto call = [&](const char* word) { return word + ("(" + a + ")"); };
-  const auto call_both = [&](const char* word) { return word + ("(" + a + ", " + b + ")"); };
+  if (const char* sign = word_of(kInfix, n.op)) return a + sign + b;
+  if (const char* name = word_of(kCalls, n.op)) return name + ("(" + a + ")");
+  if (const char* name = word_of(kCallsOfTwo, n.op)) return name + ("(" + a + ", " + b + ")");
   switch (n.op) {
-    case Op::add:
-      return infix(" + ");
-    case Op::subtract:
-      return infix(" - ");
     case Op::multiply:
-      return n.type == Type::integer ? call_both("expression::multiply") : infix(" * ");
+      return n.type == Type::integer ? "expression::multiply(" + a + ", " + b + ")" : a + " * " + b;
     case Op::negate:
       return "-" + a;
-    case Op::absolute:
-      return call("expression::absolute");
-    case Op::minimum:
-      return call_both("expression::minimum");
-    case Op::maximum:
-      return call_both("expression::maximum");
-    case Op::power:
-      return call_both("powf");
-    case Op::equal:
-      return infix(" == ");
-    case Op::not_equal:
-      return infix(" != ");
-    case Op::less:
-      return infix(" < ");
-    case Op::less_equal:
-      return infix(" <= ");
-    // Evaluates both sides: a branch would cost more.
-    case Op::logical_and:
-    case Op::bit_and:
-      return infix(" & ");
-    case Op::logical_or:
-    case Op::bit_or:
-      return infix(" | ");
-    case Op::logical_xor:
-    case Op::bit_xor:
-      return infix(" ^ ");
     case Op::logical_not:
       return "!" + a;
     case Op::bit_not:
       return "~" + a;
-    case Op::shift_left:
-      return infix(" << ");
-    case Op::shift_right:
-      return infix(" >> ");
     case Op::where:
       return a + " ? " + b + " : " + c;
-    case Op::exp:
-      return call("expf");
-    case Op::exp2:
-      return call("exp2f");
-    case Op::log:
-      return call("logf");
-    case Op::sqrt:
-      return call("sqrtf");
-    case Op::rsqrt:
-      return call("rsqrtf");
-    case Op::tanh:
-      return call("tanh_fast");
-    case Op::sigmoid:
-      return call("expression::sigmoid");
-    case Op::sin:
-      return call("sinf");
-    case Op::cos:
-      return call("cosf");
-    case Op::erf:
-      return call("erff");
     case Op::relu:
       return "expression::maximum(" + a + ", 0.0F)";
     case Op::silu:
       return a + " * expression::sigmoid(" + a + ")";
-    case Op::gelu:
-      return call("expression::gelu");
-    case Op::floor:
-      return call("floorf");
-    case Op::ceil:
-      return call("ceilf");
-    case Op::round:
-      return call("rintf");
-    case Op::sign:
-      return call("expression::sign");
     case Op::to_boolean:
       return a + " != " + (operands == Type::real ? "0.0F" : "0");
-    case Op::to_integer:
-      return call("static_cast<int>");
-    case Op::to_real:
-      return call("static_cast<float>");
     default:
       return a;
   }

@@ -13,6 +13,28 @@ void fill_key_lengths(Args& args, const Problem& p) {
   args.key_lengths_b = p.key_lengths.strides[0];
 }
 
+/// cu_seqlens in a kernel's struct of data, stride and type.
+template <class Offsets>
+void fill_offsets(Offsets& offsets, const Tensor& cu_seqlens) {
+  offsets = {cu_seqlens.data, cu_seqlens.strides[0], cu_seqlens.dtype == DType::int64};
+}
+
+/// Lengths that the Hopper kernels look up on the device: of keys, and of packed sequences.
+template <class Args>
+void fill_sm90_lengths(Args& args, const Problem& p) {
+  fill_key_lengths(args, p);
+  if (p.key_lengths.defined()) args.k_rows = static_cast<int>(p.seq_k);
+  if (p.packed) {
+    fill_offsets(args.cu_q, p.cu_seqlens_q);
+    args.sequences = static_cast<int>(p.batch);
+    args.q_rows = static_cast<int>(p.total_q);
+  }
+  if (p.packed_keys()) {
+    fill_offsets(args.cu_k, p.cu_seqlens_k);
+    args.k_rows = static_cast<int>(p.total_k);
+  }
+}
+
 template <class Args>
 void fill_alibi(Args& args, const Problem& p) {
   if (!p.alibi_slopes.defined()) return;

@@ -1,4 +1,4 @@
-/// Which keys position hides, and whose lengths decide it, as the Hopper kernels take them.
+/// How the Hopper kernels describe the keys that position hides, and where lengths come from.
 #pragma once
 
 #include "cuda/tile/mask_args.h"
@@ -6,10 +6,10 @@
 
 namespace tilewise::cuda {
 
-/// Whose lengths the device must look up.
+/// Which lengths the device looks up: none, of keys, or of packed sequences.
 tile::Lengths sm90_lengths(const Problem& problem);
 
-/// Diagonals of the problem as the kernels take them, and which of them hide anything.
+/// The problem's diagonals (`Args::low`, `high`, `top`), and which of them hide anything.
 struct Sm90Mask {
   int low = 0, high = 0, top = 0;
   tile::Mask mask = tile::Mask::none;

@@ -15,13 +15,12 @@ struct OrderProblem {
   std::int64_t heads_per_kv = 1;   ///< neighbours among them that read the same keys and values
   std::int64_t kv_bytes = 1;       ///< of one key head, K and V
   std::int64_t section_bytes = 0;  ///< of keys and values that a section may read; 0: one key head
-  std::int64_t last_bytes =
-      0;  ///< the same for the last section, which must keep every multiprocessor busy
-  std::int64_t last_tiles = 0;  ///< that the last section has at least, where there are so many
+  /// The same for the last section, which must keep every multiprocessor busy.
+  std::int64_t last_bytes = 0;
+  std::int64_t last_tiles = 0;  ///< least number of tiles of the last section
 };
 
-/// Sections of equal size, then a last one that is at least as large: it takes what does not fill a
-/// section.
+/// Sections of equal size. The last one also takes the heads that do not fill a section.
 tile::SectionOrder section_order(const OrderProblem& problem);
 
 }  // namespace tilewise::cuda

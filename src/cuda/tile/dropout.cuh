@@ -145,7 +145,7 @@ template <bool kTransposed, int kM, int kN, int kMost, bool kShared, bool kTests
 struct KeptMaker {
   static constexpr int kTiles = kM * kN, kGroup = group_of(kTiles), kGroups = kTiles / kGroup;
   static constexpr int kAbreast = abreast_of(kGroup, kMost), kEach = kGroup / kAbreast;
-  static constexpr int kKeyBytes = 32 * kN, kWordBytes = 128;
+  static constexpr int kKeyBytes = 32 * kN;
   static constexpr bool kOneRow = kN % kGroup == 0;  ///< a group has one row of tiles
   static_assert(kTiles % kGroup == 0);
   static_assert(!kShared || (!kTransposed && kN % kGroup == 0));
@@ -205,22 +205,6 @@ struct KeptMaker {
       rounds.shift_in(mine[i], keys, query, 4 * x);
     }
   }
-  /// Transposed, one counter at a time: what has been made of a group is left for the other lanes,
-  /// in kWordBytes of shared memory of the warp's own at `place`. NOTE: where it is left of half a
-  /// group too, the counters stay ahead of the wait for products that stands behind it.
-  __forceinline__ void hand_over() const {
-    __syncwarp();
-    const u32 e = static_cast<u32>(lane / 4 % 4);
-    store_shared_4(words_of_lane() + 4 * e, mine[0]);
-    __syncwarp();
-  }
-  /// Once the last of a group has been left: its bits.
-  __forceinline__ u32 taken() const {
-    const Bytes16 words = load_shared_16(words_of_lane());
-    const u32 shift = static_cast<u32>(lane / 4 % 4), mask = 0x11111111U;
-    return (words.x >> shift & mask) | (words.y >> shift & mask) << 1 |
-           (words.z >> shift & mask) << 2 | (words.w >> shift & mask) << 3;
-  }
   /// The bits of a group whose counters have been made: element e of its tile x has bit 4 x + e.
   __forceinline__ u32 end() const {
     u32 all = mine[0];
@@ -241,10 +225,6 @@ struct KeptMaker {
   }
 
  private:
-  /// Of the four lanes that need the same words.
-  __forceinline__ u32 words_of_lane() const {
-    return place + static_cast<u32>(lane % 4 + lane / 16 * 4) * 16;
-  }
   // One of the elements e whose words this lane makes in the tile whose corner is (row, col): its
   // query and its first key. A query and a key each need but the coordinate that it runs along.
   static __forceinline__ u32 query_of(int row, int col, int lane) {

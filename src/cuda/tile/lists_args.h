@@ -32,6 +32,7 @@ struct TileLists {
   int tiles = 0;                 ///< of a list: rows, or several rows each
   int sharing = 1;               ///< (b, h) that share a list
   int heads = 1;                 ///< query heads of an entry of the batch
+  const int* taken = nullptr;    ///< may be null; not 0: a kernel before has done the work
 };
 /// Rows of at least 3 and 1.5 times the mean number of tiles, and the others.
 inline constexpr int kListClasses = 3;

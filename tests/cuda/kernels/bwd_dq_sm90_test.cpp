@@ -8,6 +8,7 @@
 #include "cuda/kernels/bwd_sm90/dq/launch.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
+#include "cuda/machine.h"
 #include "cuda/tile_orders.h"
 
 namespace tilewise::cuda {
@@ -92,15 +93,10 @@ TEST(BwdDqSm90, EveryTileOnceLongestFirst) {
 }
 
 TEST(BwdDqSm90, NothingIsSummedInMemory) {
-  Hardware machine;
-  machine.device = {DeviceType::cuda, 0};
-  machine.arch = 90;
-  machine.multiprocessors = 132;
-  machine.bandwidth_gbps = 3000.0;
   Problem p = problem(4096, 256, 256, true);
   const auto bytes = [&] {
     std::int64_t sum = 0;
-    for (const MemoryPart& item : cost_by(kFlashBackwardSm90, p, machine).memory) {
+    for (const MemoryPart& item : cost_by(kFlashBackwardSm90, p, machine(90, 3000.0)).memory) {
       if (item.role == MemoryItem::Role::workspace) sum += item.bytes;
     }
     return sum;

@@ -6,6 +6,7 @@
 
 #include "cuda/ask_row.h"
 #include "cuda/kernels/bwd_short_sm90/row.h"
+#include "cuda/machine.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -33,16 +34,7 @@ Problem problem(std::int64_t batch, std::int64_t heads, std::int64_t seq, std::i
   return p;
 }
 
-Hardware h200() {
-  Hardware machine;
-  machine.device = {DeviceType::cuda, 0};
-  machine.arch = 90;
-  machine.multiprocessors = 132;
-  machine.shared_kib = 227;
-  machine.bandwidth_gbps = 4000.0;
-  machine.matrix_tflops = 878.0;
-  return machine;
-}
+Hardware h200() { return machine(90, 4000.0); }
 
 std::string refusal(const Problem& p) { return refusal_by(kFlashBackwardShortSm90, p, h200()); }
 

@@ -12,6 +12,7 @@
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/bwd_sm90_problem.h"
+#include "cuda/machine.h"
 #include "expression/lower.h"
 
 namespace tilewise::cuda {
@@ -23,16 +24,7 @@ using bwd_sm90::SharedPlan;
 
 constexpr int kSharedLimit = 227 * 1024;
 
-Hardware h100() {
-  Hardware machine;
-  machine.device = {DeviceType::cuda, 0};
-  machine.arch = 90;
-  machine.multiprocessors = 132;
-  machine.shared_kib = 227;
-  machine.bandwidth_gbps = 3000.0;
-  machine.matrix_tflops = 878.0;
-  return machine;
-}
+Hardware h100() { return machine(90, 3000.0); }
 
 std::string refusal(const Problem& p) { return refusal_by(kFlashBackwardSm90, p, h100()); }
 

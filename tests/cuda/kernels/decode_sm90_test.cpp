@@ -75,8 +75,7 @@ TEST(DecodeSm90, ABoxHasPanelsOfARowNextToEachOther) {
 
 /// 96 of 132 multiprocessors read 5 % less than 128 (bench/results/h200/serving-tried.csv).
 TEST(DecodeSm90, PartsKeepMostMultiprocessorsBusy) {
-  Hardware h200 = machine(90);
-  h200.bandwidth_gbps = 4320.0;
+  const Hardware h200 = machine(90, 4320.0);
   const Problem p = problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd");
   EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
 }
@@ -170,8 +169,7 @@ TEST(DecodeSm90, PartsFillTheCardAWholeNumberOfTimes) {
 
 /// One block a multiprocessor: 4 parts 0.1444 ms, 8 parts 0.1508.
 TEST(DecodeSm90, PartsOfWideRowsAreOneWave) {
-  Hardware h200 = machine(90);
-  h200.bandwidth_gbps = 4320.0;
+  const Hardware h200 = machine(90, 4320.0);
   const Problem p =
       problem("b16 h16/2 q1 k16384 d256 bf16 layout=bshd paged=256" + lengths(16, "16384"));
   EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);

@@ -14,6 +14,7 @@
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
+#include "cuda/machine.h"
 #include "cuda/tile_orders.h"
 
 namespace tilewise::cuda {
@@ -118,15 +119,7 @@ Problem problem(DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_
   return p;
 }
 
-Hardware h100() {
-  Hardware machine;
-  machine.device = {DeviceType::cuda, 0};
-  machine.arch = 90;
-  machine.multiprocessors = 132;
-  machine.shared_kib = 227;
-  machine.bandwidth_gbps = 3000;
-  return machine;
-}
+Hardware h100() { return machine(90, 3000.0); }
 
 std::string refusal(const Problem& p, const Hardware& machine) {
   return refusal_by(kFlashForwardSm90, p, machine);

@@ -250,5 +250,43 @@ TEST(Sm90Options, BiasesAreStagedWhereTheirRowsBeginEven) {
   }
 }
 
+TEST(Sm90Options, TheCopyEngineBringsABiasOfEachQueryWhoseRowsBeginAt16Bytes) {
+  const auto stages = [](const std::string& line) {
+    const fwd_sm90::Config config = forward_config(line);
+    EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line;
+    return config.shape.bias_stages;
+  };
+  for (const char* more : {"d64 bf16 bias=1,1,q,k:bf16", "d128 bf16 bias=b,h,q,k:bf16 causal",
+                           "d64 f16 bias=1,h,q,k:f16 softcap=20 sink mask=1,1,q,k",
+                           "d64 bf16 bias=1,1,q,k:bf16 window=400,31"})
+    EXPECT_EQ(stages(std::string("b2 h4 s4096 ") + more), 2) << more;
+  for (const char* line :
+       {"b2 h4 s4096 d64 bf16 bias=b,1,1,k:bf16", "b2 h4 s4096 d64 bf16 bias=1,1,q,k",
+        "b2 h4 q4096 k4090 d64 bf16 bias=1,1,q,k:bf16", "b2 h4 s4096 d64 bf16",
+        "packed=2000,3000 h4 d64 bf16 bias=h,q,k:bf16", "b2 h4 s4096 d96 bf16 bias=1,1,q,k:bf16",
+        "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 dropout=0.1",
+        "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 mask=1,1,q,k"})
+    EXPECT_EQ(stages(line), 0) << line;
+}
+
+TEST(Sm90Options, HeadsThatShareABiasGoThroughItTogether) {
+  const auto together = [](const std::string& line) {
+    const Problem p = problem(line);
+    const Sm90Tile& tile = *sm90_choose(p, machine(90)).tile;
+    const fwd_sm90::Config config = sm90_config(p, tile, false);
+    const fwd_sm90::SectionOrder forward = sm90_order(p, config, tile.block_m(), 1);
+    const Problem of_backward = problem(line, Pass::backward);
+    const bwd_sm90::SectionOrder backward =
+        bwd_sm90_order(of_backward, bwd_sm90_config(of_backward));
+    return std::pair(forward.last_heads, backward.last_heads);
+  };
+  using Heads = std::pair<int, int>;
+  EXPECT_EQ(together("b1 h16 s8192 d64 bf16 bias=1,1,q,k:bf16"), Heads(16, 8));
+  EXPECT_EQ(together("b1 h16 s8192 d64 bf16 bias=1,h,q,k:bf16"), Heads(1, 2));
+  EXPECT_EQ(together("b1 h16 s8192 d64 bf16"), Heads(1, 2));
+  EXPECT_EQ(together("b1 h16 s2048 d64 bf16 bias=1,1,q,k:bf16"),
+            together("b1 h16 s2048 d64 bf16 bias=1,h,q,k:bf16"));
+}
+
 }  // namespace
 }  // namespace tilewise::cuda

@@ -15,6 +15,7 @@
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/fwd_sm90/row.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/rows/documents.h"
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "cuda/kernels/tile_lists/maker.h"
 #include "cuda/machine.h"
@@ -44,6 +45,7 @@ std::int64_t listed_bytes(const Cost& cost) {
 /// Rows of 128 queries in all lists.
 std::int64_t rows_of(const Problem& p) {
   const ListsStep first = TileListsMaker(p, {.kind = Lists::whole}).steps()[0];
+  if (const auto* of = std::get_if<tile_lists::FunctionArgs>(&first.args)) return of->all_rows;
   return std::get<tile_lists::Args>(first.args).all_rows;
 }
 
@@ -322,10 +324,9 @@ TEST(TileLists, ShortSequencesCostLittle) {
 
 // An H200, 2 x 8,192 tokens of hidden 2048 (lists-sm90-tried.csv, 08:20).
 Hardware h200() {
-  Hardware m = machine(90);
+  Hardware m = machine(90, 4800.0);
   m.matrix_tflops = 1070.5;
   m.float32_tflops = 66.9;
-  m.bandwidth_gbps = 4800.0;
   return m;
 }
 TEST(TileLists, TwoPassesTakeTheListsTime) {
@@ -370,6 +371,31 @@ TEST(TileLists, OfMaskFunctions) {
         "packed=300,400 h2 d64 bf16" + mask}) {
     EXPECT_FALSE(maps_mask(problem(line))) << line;
   }
+}
+
+TEST(TileLists, DocumentsArePackedSequences) {
+  const std::string doc = " captures='doc:i32[Sk]=j // 300; by:i64[B,Sk]=j; real:f32[Sk]=j // 300'";
+  const auto compares = [&](const std::string& line) {
+    return compares_documents(problem(line + doc));
+  };
+  const std::string shape = "b2 h4 s2048 d64 bf16";
+  EXPECT_TRUE(compares(shape + " mask_expr='doc[i] == doc[j] & i >= j'"));
+  EXPECT_TRUE(compares(shape + " mask_expr='by[b, j] == by[b, i]' window=300,20 softcap=20 alibi"));
+  EXPECT_FALSE(compares(shape + " deterministic mask_expr='doc[i] == doc[j]'"));
+  EXPECT_FALSE(compares(shape + " score='score - 0.1*float(i)' mask_expr='doc[i] == doc[j]'"));
+  EXPECT_FALSE(compares(shape + " sink mask_expr='doc[i] == doc[j]'"));
+  EXPECT_FALSE(compares(shape + " mask_expr='doc[i] == doc[j] | j < 4'"));
+  EXPECT_FALSE(compares(shape + " mask_expr='real[i] == real[j]'"));
+  EXPECT_FALSE(compares(shape + " mask_expr='doc[i] == by[b, j]'"));
+  EXPECT_FALSE(compares("b2 h4 s300 d64 bf16 mask_expr='doc[i] == doc[j]'")) << "few tiles";
+  EXPECT_FALSE(compares("b2 h4 q600 k2048 d64 bf16 mask_expr='doc[i] == doc[j]'"));
+  // Their row blocks take workspace beside that of the map.
+  const Problem p = problem(shape + " mask_expr='doc[i] == doc[j]'" + doc);
+  const Cost cost = cost_by(kFlashForwardSm90, p, machine(90));
+  const auto of_documents = [](const MemoryPart& part) {
+    return std::string(part.name) == "row blocks of documents";
+  };
+  EXPECT_EQ(std::count_if(cost.memory.begin(), cost.memory.end(), of_documents), 1);
 }
 
 TEST(TileLists, OfMaskFunctionsOfPackedSequences) {

@@ -13,6 +13,7 @@
 #include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/sm90_mask.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/host/wgmma_text.h"
@@ -20,7 +21,6 @@
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/row.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 
@@ -69,7 +69,8 @@ std::string refusal(const Problem& p, const Hardware& machine) {
            " query rows to a key head are not supported by this kernel";
   }
   if (p.packed && std::max(p.total_q, p.total_k) > kMostPackedRows)
-    return "packed tensors of more than " + std::to_string(kMostPackedRows) + " rows";
+    return "packed tensors of more than " + std::to_string(kMostPackedRows) +
+           " rows are not supported by this kernel";
   const Sm90Mask mask = sm90_mask(p);
   const bool hides_all = !p.packed && (mask.low >= p.seq_k || mask.high <= 1 - p.seq_q);
   if (bwd_sm90_hides_rows(p) || hides_all || mask.low >= mask.high)
@@ -184,8 +185,8 @@ void fill(Args& args, const Problem& p) {
   args.top = mask.top;
   args.lse = host::fill_lse(args, p);
   if (!p.packed) return;
-  args.cu_q = sm90_offsets(p.cu_seqlens_q);
-  args.cu_k = sm90_offsets(p.cu_seqlens_k);
+  host::fill_offsets(args.cu_q, p.cu_seqlens_q);
+  host::fill_offsets(args.cu_k, p.cu_seqlens_k);
   args.q_rows = static_cast<int>(p.total_q);
   args.k_rows = static_cast<int>(p.total_k);
 }

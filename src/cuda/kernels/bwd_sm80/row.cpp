@@ -126,8 +126,8 @@ struct DecidedOnePass {
 Preparation prepare_one_pass(const KernelRow&, const Problem& p, const Hardware& machine) {
   std::string reason = refusal(p, machine, 256);
   if (!reason.empty()) return reason;
-  if (p.dtype == DType::float32) return "float32 gradients come from two passes";
-  if (p.deterministic) return "dQ is summed in any order; deterministic takes two passes";
+  if (p.dtype == DType::float32) return "float32 is not supported by this kernel";
+  if (p.deterministic) return "deterministic is not supported by this kernel";
   const OnePass choice = choose_one_pass(p, machine);
   if (choice.tile == nullptr) return no_tile(p, machine);
   const Operands operands(p);

@@ -45,13 +45,6 @@ struct Sums {
   bool operator==(const Sums&) const = default;
 };
 
-/// Of a row that passes over blocks, on trial.
-struct PassingTrial {
-  bool by_warp = false;   ///< a warp copies what a step takes, a panel a lane
-  bool dv_under = false;  ///< dV is summed while dS is worked out
-  bool operator==(const PassingTrial&) const = default;
-};
-
 struct Config {
   tile::Element element = tile::Element::bf16;
   int head_dim = 128;    ///< padded D: 64, 80, 96, 128, 192, 256
@@ -68,7 +61,6 @@ struct Config {
   /// A list's blocks have 64 keys and at least block_m queries: a consumer passes over the blocks
   /// of queries that do not list its keys.
   bool passes = false;
-  PassingTrial trial;  ///< beside `passes`
   /// With any, Args are Expressed; beside a score function modified.
   tile::Expressions expressions;
   tile::OptionKinds options;  ///< with any, Args are Optioned
@@ -99,13 +91,6 @@ struct Config {
   }
   constexpr bool ragged() const { return lengths != Lengths::dense; }
   constexpr bool listed() const { return lists != Lists::none; }
-  /// Dropout's bits are made a block ahead, between products. With larger dims the descriptors of
-  /// products and the keys of Philox's rounds do not both find uniform registers. A list tells late
-  /// what is next.
-  constexpr bool bits_between() const {
-    return options.dropout && !two_plane && !listed() && shape.block_m == 64 &&
-           head_dim + head_dim_v <= 128;
-  }
   /// A mask function's map tells which tiles position and lengths alone cut, where position does.
   constexpr bool tells_placed() const {
     return lists == Lists::whole && expressions.mask != 0 && mask != Mask::none;
@@ -126,13 +111,12 @@ struct SharedPlan {
   static constexpr int kPanelRow = 128;     ///< bytes: 64 columns
   static constexpr int kPanelAlign = 1024;  ///< of a panel's first byte
   static constexpr int kMostKept = 16 * 1024;
-  static constexpr int kDropoutWarp = 128;  ///< words that a warp's lanes exchange
   static constexpr int kMostSpans = 16;
   static constexpr int kSpanTable = 8 * (kMostSpans + 2);       ///< where each begins; how many
   int k_stage, q_stage, do_stage, v_bytes, ds_buffer, dq_warp;  ///< sizes; a stage of Q takes O too
   int bias_panel;  ///< of 64 keys, two of which are a stage
   int k, v, q, d_o, p, ds, dq, bias, gate, offset, delta, low, barriers, slots, listed, spans,
-      dropout, places, bytes;
+      places, bytes;
   int kept;  ///< packed: bytes for the offsets of sequences
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
@@ -168,8 +152,7 @@ struct SharedPlan {
                   16 * 16),
         listed(slots + 2 * slot_bytes(c)),
         spans(listed + (c.listed() ? (c.shape.q_stages + 2) * 16 : 0)),
-        dropout(spans + (c.spans ? kSpanTable : 0)),
-        places(dropout + (c.bits_between() ? 8 * kDropoutWarp : 0)),
+        places(spans + (c.spans ? kSpanTable : 0)),
         bytes(places),
         kept(0) {
     if (c.lengths != Lengths::packed || c.large_dim()) return;

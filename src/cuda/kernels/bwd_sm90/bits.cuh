@@ -29,27 +29,4 @@ __forceinline__ void take_dropout(Scores<kConfig>& s, int bh, int block) {
   }
 }
 
-/// With bits_between() they are made between products: entered, then of the eight counters of a
-/// lane those from kFrom on to kTo, the i-th part of kOf behind the i-th product.
-template <Config kConfig>
-__forceinline__ void enter_dropout(Scores<kConfig>& s, int bh, int block) {
-  if constexpr (kConfig.bits_between()) {
-    const int warp = s.worker.warpgroup * 4 + s.worker.warp;
-    s.maker.enter_rows(s.options->dropout, dropout_head<kConfig>(s.worker, bh),
-                       s.key_row() - s.worker.lane / 4, s.worker.lane,
-                       s.worker.shared.base + s.kPlan.dropout + warp * s.maker.kWordBytes);
-    s.maker.enter_columns(block * kConfig.shape.block_m);
-    s.maker.begin(0);
-  }
-}
-template <int kFrom, int kTo, int kOf, Config kConfig>
-__forceinline__ void make_dropout(Scores<kConfig>& s, int i) {
-  if constexpr (kConfig.bits_between()) {
-#pragma unroll
-    for (int x = kFrom + (kTo - kFrom) * i / kOf; x < kFrom + (kTo - kFrom) * (i + 1) / kOf; ++x)
-      s.maker.make(0, x);
-    if (i == kOf - 1) s.maker.hand_over();
-  }
-}
-
 }  // namespace tilewise::bwd_sm90

@@ -124,8 +124,7 @@ struct Consumer {
   }
 
   // ---- products, issued: steps.cuh
-  template <class Between = NoCall>
-  void issue_dp(Between between = {});
+  void issue_dp();
   template <int kColumns, int kWords>
   void load_operand(u32 (&to)[kWords], u32 from) const;
   template <int kWords>

@@ -16,7 +16,6 @@
 #include "cuda/kernels/bwd_sm90/large_dim.cuh"
 #include "cuda/kernels/bwd_sm90/list_producer.cuh"
 #include "cuda/kernels/bwd_sm90/passing.cuh"
-#include "cuda/kernels/bwd_sm90/passing_producer.cuh"
 #include "cuda/kernels/bwd_sm90/queries.cuh"
 #include "cuda/kernels/bwd_sm90/steps.cuh"
 #include "cuda/kernels/bwd_sm90/stores.cuh"
@@ -24,10 +23,6 @@
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
-
-/// Whether the producer's warps have more registers, and who sums dQ fewer.
-template <Config kConfig>
-inline constexpr bool kWider = kConfig.sums.bias || kConfig.trial.by_warp;
 
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
@@ -45,19 +40,14 @@ __forceinline__ void kernel(const AnyArgs& any) {
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == 0) {
-    give_registers<kWider<kConfig> ? 32 : 24>();
+    give_registers<kConfig.sums.bias ? 32 : 24>();
     if constexpr (kPacked<kConfig> && !kConfig.large_dim()) {
       if (threadIdx.x < 32) count_blocks<kConfig>(args, shared);
       if constexpr (kConfig.spans) {
         if (threadIdx.x == 0) find_spans<kConfig>(args, shared);
       }
     }
-    if constexpr (kConfig.trial.by_warp) {
-      if (threadIdx.x < 32) {
-        PassingProducer<kConfig> producer{{{args, shared}}};
-        producer.run();
-      }
-    } else if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
       if constexpr (kConfig.listed()) {
         ListProducer<kConfig> producer{{args, shared}};
         producer.run();
@@ -75,7 +65,7 @@ __forceinline__ void kernel(const AnyArgs& any) {
     }
   } else if constexpr (!kConfig.large_dim()) {
     if (role == 3) {
-      give_registers<kWider<kConfig> ? 64 : 72>();
+      give_registers<kConfig.sums.bias ? 64 : 72>();
       Queries<kConfig> queries(args, shared.base);
       queries.run();
     } else {

@@ -55,18 +55,14 @@ struct ListProducer {
         producer.shared.job_full(producer.slots.slot()));  // releases the stores to the consumers
     producer.slots.advance();
   }
-  /// The word of a block of queries that has the bits of the tile's blocks.
-  __forceinline__ const u32* word_of_halves(const Job& job, int g, int block) const {
+  /// A bit for each half of the tile's keys that a block of queries lists.
+  __forceinline__ u32 halves(const Job& job, int g, int block) const {
     const TileLists& of = listed<kConfig>(producer.args).of_keys;
     const int first = job.block * kConfig.shape.block_n;
     const i64 row =
         static_cast<i64>(list_of(job, g)) * of.query_blocks + (block * kM >> of.shift_q);
-    return of.listed + row * of.block_words + (first >> of.shift_k) / 32;
-  }
-  /// A bit for each half of the tile's keys that it lists.
-  __forceinline__ u32 halves_of(const Job& job, u32 bits) const {
-    const TileLists& of = listed<kConfig>(producer.args).of_keys;
-    const int first = job.block * kConfig.shape.block_n;
+    // The blocks of a tile have their bits in one word.
+    const u32 bits = of.listed[row * of.block_words + (first >> of.shift_k) / 32];
     const auto bit = [&](int key) { return bits >> ((key >> of.shift_k) % 32) & 1U; };
     return bit(first) | bit(first + kConfig.shape.block_n / 2) << 1;
   }
@@ -75,7 +71,7 @@ struct ListProducer {
   __forceinline__ void load_q(const Job& job, int g, int block, [[maybe_unused]] bool placed) {
     // Asked for before the wait.
     u32 of_keys = 0;
-    if constexpr (kConfig.passes) of_keys = halves_of(job, *word_of_halves(job, g, block));
+    if constexpr (kConfig.passes) of_keys = halves(job, g, block);
     const u32 s = producer.rQ.slot();
     const int head = job.head * producer.args.group + g, row = block * kM;
     mbarrier_wait(producer.shared.q_empty(s), producer.rQ.parity() ^ 1);

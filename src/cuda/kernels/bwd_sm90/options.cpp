@@ -4,7 +4,7 @@
 
 #include "cuda/driver/memory.h"
 #include "cuda/host/common.h"
-#include "cuda/host/tma_maps.h"
+#include "cuda/host/shared_bias.h"
 #include "cuda/kernels/bwd_sm80/tiles.h"
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/rows/convert.h"
@@ -16,13 +16,6 @@ using bwd_sm90::Config;
 
 namespace {
 
-/// Axes along which a bias broadcasts have one element.
-Tensor stored(Tensor own) {
-  for (int axis = 0; axis < own.rank; ++axis) {
-    if (own.strides[axis] == 0) own.sizes[axis] = 1;
-  }
-  return own;
-}
 /// What a bias must be and does not go with here.
 std::string bias_refusal(const Problem& p) {
   if (!p.bias.defined()) return {};
@@ -39,7 +32,7 @@ std::string bias_refusal(const Problem& p) {
   if (bwd_sm90::SharedPlan(bwd_sm90_config(p)).bytes > bwd_sm90::SharedPlan::kRoom)
     return "a bias of every query beside a softcap above head dim 64 is not supported by this "
            "kernel";
-  return sm90_map_refusal("bias", stored(p.bias), Sm90Access::read);
+  return bias_map_refusal(p.bias);
 }
 
 }  // namespace
@@ -67,7 +60,7 @@ bool bwd_sm90_sums_bias(const Problem& p, const Config& config) {
 BiasSumsMaker::BiasSumsMaker(const Problem& p, const Config& config)
     : problem_(p), defined_(config.sums.bias) {
   if (!defined_) return;
-  own_ = stored(p.dbias);
+  own_ = stored_bias(p.dbias);
   rows_ = round_up(p.seq_q, config.shape.block_m);
   keys_ = round_up(p.seq_k, config.shape.block_n);
 }
@@ -98,15 +91,8 @@ void BiasSumsMaker::make_gradient(void* stream) const {
 }
 
 tile::BiasTiles bwd_sm90_bias_tiles(const Problem& p, const Config& config) {
-  tile::BiasTiles tiles;
-  if (!p.bias.defined()) return tiles;
-  const Tensor own = stored(p.bias);
-  const int rows = config.options.pairs.staged ? config.shape.block_m : 1;
-  sm90_set_map(tiles.map, sm90_map_spec(own, rows));
-  tiles.by_batch = own.sizes[0] > 1 ? 1 : 0;
-  tiles.by_head = own.sizes[1] > 1 ? 1 : 0;
-  tiles.by_query = own.sizes[2] > 1 ? 1 : 0;
-  return tiles;
+  if (!p.bias.defined()) return {};
+  return bias_tiles(p.bias, config.options.pairs.staged ? config.shape.block_m : 1);
 }
 
 }  // namespace tilewise::cuda

@@ -91,9 +91,7 @@ void add_bwd_sm90_passing_units(std::vector<PackUnit>& units, int arch) {
     Problem p = typical(DType::bfloat16, dim, dim == 128);
     p.block_list.row_offsets.rank = 3;
     p.block_list.block_q = p.block_list.block_k = 64;
-    for (const bwd_sm90::PassingTrial& trial :
-         {bwd_sm90::PassingTrial{}, {.by_warp = true}, {.by_warp = true, .dv_under = true}})
-      units.push_back(held(bwd_sm90_unit(bwd_sm90_passing_config(p, trial))));
+    units.push_back(held(bwd_sm90_unit(bwd_sm90_passing_config(p))));
   }
 }
 

@@ -85,19 +85,10 @@ __forceinline__ void Consumer<kConfig>::run_passing(int steps) {
     hide_rows();
     issue_dp();
     issue_dv(scores.rP);
-    if constexpr (kConfig.trial.dv_under) {
-      wgmma_wait<1>();  // dP; dV is still being summed
-      pin(rGradS);
-      score_gradients();
-      wgmma_wait<0>();
-      pin(rDv);
-      pin(scores.rP);
-    } else {
-      wgmma_wait<0>();
-      pin(rGradS);
-      pin(rDv);
-      score_gradients();
-    }
+    wgmma_wait<0>();
+    pin(rGradS);
+    pin(rDv);
+    score_gradients();
     await_buffer();
     announce_ds();
     store_ds(rdS);

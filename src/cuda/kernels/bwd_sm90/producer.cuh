@@ -256,7 +256,7 @@ struct Producer {
       for (int p = 0; p < 2; ++p) {
         tma_load(shared.bias(s) + p * kPlan.bias_panel, &of.map, shared.q_full(s),
                  job.block * kBlockN + p * kPanelColumns, of.by_head * head, of.by_query * row,
-                 of.by_batch * job.batch, kEvictFirst);
+                 of.by_batch * job.batch, of.by_head != 0 ? kEvictFirst : kEvictNormal);
       }
     }
   }

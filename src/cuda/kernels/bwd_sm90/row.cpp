@@ -12,6 +12,7 @@
 #include "cuda/host/fill.h"
 #include "cuda/host/options.h"
 #include "cuda/host/sm90_mask.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
@@ -22,7 +23,6 @@
 #include "cuda/kernels/bwd_sm90/tiles.h"
 #include "cuda/kernels/bwd_sm90/unit.h"
 #include "cuda/kernels/bwd_sm90/workspace.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/packed_delta.h"
 #include "cuda/kernels/rows/score_strip.h"
@@ -234,10 +234,10 @@ double predicted_ms(const Problem& p, const Config& config, const Beside& beside
 
 Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
   std::string reason = bwd_sm90_refusal(p, machine);
-  const auto* trial = static_cast<const bwd_sm90::PassingTrial*>(row.config);
-  if (reason.empty() && trial != nullptr) reason = bwd_sm90_passing_refusal(p);
+  const bool passes = row.config != nullptr;
+  if (reason.empty() && passes) reason = bwd_sm90_passing_refusal(p);
   if (!reason.empty()) return reason;
-  const Config config = trial != nullptr ? bwd_sm90_passing_config(p, *trial) : bwd_sm90_config(p);
+  const Config config = passes ? bwd_sm90_passing_config(p) : bwd_sm90_config(p);
   const Beside beside(p, config);
   Cost cost;
   cost.block_m = config.shape.block_m;
@@ -272,7 +272,7 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
 void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   const Config& config = decided.config;
   args.of.top = sm90_mask(p).top;
-  sm90_fill_lengths(args.of, p);
+  host::fill_sm90_lengths(args.of, p);
   fill_maps(args, p, config);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_k = static_cast<int>(p.heads_k * decided.sharers);
@@ -399,36 +399,19 @@ std::string on_trial(const KernelRow& /*row*/, const Problem& p) {
                                                     : "";
 }
 
-std::string passing_on_trial(const KernelRow& row, const Problem& /*p*/) {
-  const auto& trial = *static_cast<const bwd_sm90::PassingTrial*>(row.config);
-  return trial == bwd_sm90::PassingTrial{} ? "" : "no card has run it";
-}
-
-constexpr bwd_sm90::PassingTrial kPlain, kByWarp = {.by_warp = true},
-                                         kUnder = {.by_warp = true, .dv_under = true};
-
-constexpr KernelRow passing_row(const char* name, const char* summary,
-                                const bwd_sm90::PassingTrial& trial) {
-  return {.name = name,
-          .implementation = "flash",
-          .device = DeviceType::cuda,
-          .pass = Pass::backward,
-          .summary = summary,
-          .prepare = prepare,
-          .run = run,
-          .config = &trial,
-          .on_trial = passing_on_trial};
-}
+constexpr bool kPasses = true;
 
 }  // namespace
 
-const KernelRow kFlashBackwardPassingSm90 =
-    passing_row("flash_bwd_passing_sm90",
-                "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA", kPlain);
-const KernelRow kFlashBackwardPassingWarpSm90 = passing_row(
-    "flash_bwd_passing_warp_sm90", "flash_bwd_passing_sm90 whose copies a warp makes", kByWarp);
-const KernelRow kFlashBackwardPassingUnderSm90 = passing_row(
-    "flash_bwd_passing_under_sm90", "flash_bwd_passing_warp_sm90 that sums dV under dS", kUnder);
+const KernelRow kFlashBackwardPassingSm90 = {
+    .name = "flash_bwd_passing_sm90",
+    .implementation = "flash",
+    .device = DeviceType::cuda,
+    .pass = Pass::backward,
+    .summary = "flash_bwd_sm90 of lists with blocks of 64 keys, half a tile; wgmma, TMA",
+    .prepare = prepare,
+    .run = run,
+    .config = &kPasses};
 
 const KernelRow kFlashBackwardSm90 = {
     .name = "flash_bwd_sm90",

@@ -13,8 +13,6 @@ extern const KernelRow kFlashBackwardSm90;
 /// The same where half of a tile is a block of a list: each consumer passes over what does not list
 /// its keys.
 extern const KernelRow kFlashBackwardPassingSm90;
-/// On trial, see bwd_sm90::PassingTrial: a warp copies; dV is summed under dS too.
-extern const KernelRow kFlashBackwardPassingWarpSm90, kFlashBackwardPassingUnderSm90;
 
 /// Why the row does not run a problem; empty when it does.
 std::string bwd_sm90_refusal(const Problem& problem, const Hardware& machine);

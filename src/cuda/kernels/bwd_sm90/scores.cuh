@@ -14,9 +14,7 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 template <Config kConfig>
-struct Scores : HeldOptions<kConfig.options.any()>,
-                HeldPlaced<kConfig.tells_placed()>,
-                HeldMaker<kConfig.bits_between()> {
+struct Scores : HeldOptions<kConfig.options.any()>, HeldPlaced<kConfig.tells_placed()> {
   static constexpr int kM = kConfig.shape.block_m, kBlockN = kConfig.shape.block_n,
                        kD = kConfig.head_dim;
   static constexpr Element kElement = kConfig.element;
@@ -220,9 +218,8 @@ struct Scores : HeldOptions<kConfig.options.any()>,
     if constexpr (kConfig.logits.alibi && kM == 64 && !kConfig.large_dim()) return opaque(d);
     return d;
   }
-  /// (F1) S^T = K Q^T; with fold_lse S - LSE. `between` is called behind each product.
-  template <class Between = NoCall>
-  __forceinline__ void issue_scores(Between between = {}) {
+  /// (F1) S^T = K Q^T; with fold_lse S - LSE
+  __forceinline__ void issue_scores() {
     if constexpr (kConfig.fold_lse()) load_columns(rS, worker.shared.offset(worker.rQ.slot));
     if constexpr (kAddsAlibi) {
       const float raw = side * (-kLn2 * worker.args.offset_factor);
@@ -241,13 +238,11 @@ struct Scores : HeldOptions<kConfig.options.any()>,
         if (i >= kD / 32) {
           const u32* a = rHalf + 4 * (i - kD / 32);
           Product::multiply_register_rows(rS, a[0], a[1], a[2], a[3], q + panel_step<kM>(i), 1);
-          between(i);
           continue;
         }
       }
       Product::multiply_shared(rS, k + panel_step<kBlockN>(i), q + panel_step<kM>(i),
                                kConfig.fold_lse() || i != 0);
-      between(i);
     }
     wgmma_commit();
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/worker.cuh"
-#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/options.cuh"
 
 namespace tilewise::bwd_sm90 {
@@ -17,15 +16,6 @@ struct HeldOptions<true> {
   const Options* options;
   u32 shown[2];  ///< of the thread's keys what the bool mask shows, a bit a score
   u32 kept[2];   ///< dropout: of the thread's scores, a bit each
-};
-
-/// And of dropout, where its bits are made between products, a counter of a lane at a time.
-template <bool kAny>
-struct HeldMaker {};
-template <>
-struct HeldMaker<true> {
-  using Maker = KeptMaker<true, 1, 8, 1, false, true>;
-  Maker maker;
 };
 
 /// Of a map: the mask function hides nothing of the block.

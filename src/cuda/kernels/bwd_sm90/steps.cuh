@@ -23,8 +23,7 @@ __forceinline__ void Consumer<kConfig>::next_k() {
 
 /// (B4) dP^T = V dO^T
 template <Config kConfig>
-template <class Between>
-__forceinline__ void Consumer<kConfig>::issue_dp(Between between) {
+__forceinline__ void Consumer<kConfig>::issue_dp() {
   const u64 d_o = dO + scores.worker.rO.slot * (kPlan.do_stage / 16);
   const u64 v = scores.step_descriptor(dV);
   wgmma_fence();
@@ -36,7 +35,6 @@ __forceinline__ void Consumer<kConfig>::issue_dp(Between between) {
     } else {
       Product::multiply_shared(rGradS, v + panel_step<kBlockN>(i), d_o + panel_step<kM>(i), i != 0);
     }
-    between(i);
   }
   wgmma_commit();
 }
@@ -340,12 +338,7 @@ __forceinline__ void Consumer<kConfig>::dropout_step(int next_bh, int next_block
   Worker<kConfig>& worker = scores.worker;
   worker.wait_do();
   hide_rows();
-  if constexpr (kLast) {
-    issue_dp();
-  } else {
-    enter_dropout<kConfig>(scores, next_bh, next_block);
-    issue_dp([&](int i) { make_dropout<0, 4, kDv / 16>(scores, i); });
-  }
+  issue_dp();
   wgmma_wait<0>();
   pin(rGradS);
   if constexpr (kLast && !kConfig.v_registers() && !kConfig.sums.split)
@@ -378,17 +371,16 @@ __forceinline__ void Consumer<kConfig>::finish_step(u32 stage_q, int next_bh, in
     listed = scores.template take_listed<kMasked>();
     if constexpr (kMasked) take_next_mask<true>(next_bh, next_block);
     scores.enter_block(kConfig.listed() ? scores.block : next_block);
-    // Beside a list the stage of Q has told what is next.
-    const int of_bh = kConfig.listed() ? scores.bh : next_bh;
-    const int of_block = kConfig.listed() ? scores.block : next_block;
-    scores.issue_scores([&](int i) { make_dropout<4, 8, kD / 16>(scores, i); });
-    if constexpr (Scores<kConfig>::kDropsAhead && !kConfig.bits_between())
-      take_dropout<kConfig>(scores, of_bh, of_block);
+    scores.issue_scores();
+    if constexpr (Scores<kConfig>::kDropsAhead) {
+      // Beside a list the stage of Q has told what is next.
+      take_dropout<kConfig>(scores, kConfig.listed() ? scores.bh : next_bh,
+                            kConfig.listed() ? scores.block : next_block);
+    }
   }
   wgmma_wait<0>();
   pin(rDk);
   pin(rdS);
-  if constexpr (kConfig.bits_between() && !kLast) scores.kept[0] = scores.maker.taken();
   worker.release(worker.shared.q_empty(stage_q));
   if constexpr (kLast) {
     // A part lets go of V and K later: their rows stage its sums.
@@ -439,13 +431,9 @@ __forceinline__ void Consumer<kConfig>::first_step(const BlockRange& range) {
   const u32 listed = scores.template take_listed<true>();
   scores.take_mask(scores.bh, scores.block);
   scores.enter_block(scores.block);
-  enter_dropout<kConfig>(scores, scores.bh, scores.block);
-  scores.issue_scores([&](int i) { make_dropout<0, 8, kD / 16>(scores, i); });
-  if constexpr (kConfig.bits_between()) {
-    scores.kept[0] = scores.maker.taken();
-  } else if constexpr (Scores<kConfig>::kDropsAhead) {
+  scores.issue_scores();
+  if constexpr (Scores<kConfig>::kDropsAhead)
     take_dropout<kConfig>(scores, scores.bh, scores.block);
-  }
   wgmma_wait<0>();
   pin(scores.rS);
   const int first = kConfig.listed() ? range.begin : scores.block;

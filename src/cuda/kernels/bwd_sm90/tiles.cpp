@@ -7,6 +7,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/shared_bias.h"
 #include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/bwd_sm80/diagonals.h"
@@ -231,10 +232,9 @@ WantedLists bwd_sm90_wanted_lists(const Config& config) {
           .narrowed = true};
 }
 
-Config bwd_sm90_passing_config(const Problem& p, const bwd_sm90::PassingTrial& trial) {
+Config bwd_sm90_passing_config(const Problem& p) {
   Config config = bwd_sm90_config(p);
   config.passes = true;
-  config.trial = trial;
   // Stages let the two who compute drift apart. The next tile's K ahead gains less.
   config.shape.k_stages = 1;
   for (const int stages : {4, 3, 2}) {
@@ -332,6 +332,11 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
     const std::int64_t longest = p.packed ? ceil_div(p.seq_k, config.shape.block_n) : order.blocks;
     order.last_tiles = (group > 1 ? kThreeWaves : kTwoWaves) *
                        std::max<std::int64_t>(1, order.blocks / std::max<std::int64_t>(1, longest));
+  }
+  if (heads_share_bias(p)) {
+    // Each section reads the whole bias, and adds to the whole of its gradient.
+    order.section_bytes = std::max(order.section_bytes, kSharedBiasSection);
+    order.last_bytes = std::max(order.last_bytes, kSharedBiasSection);
   }
   return section_order(order);
 }

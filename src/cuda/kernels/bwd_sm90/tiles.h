@@ -21,8 +21,7 @@ bool bwd_sm90_may_hide_rows(const Problem& problem);
 
 bwd_sm90::Config bwd_sm90_config(const Problem& problem);
 /// With a list whose blocks have 64 keys: see Config::passes.
-bwd_sm90::Config bwd_sm90_passing_config(const Problem& problem,
-                                         const bwd_sm90::PassingTrial& trial = {});
+bwd_sm90::Config bwd_sm90_passing_config(const Problem& problem);
 /// Why it does not run a problem; empty when it does.
 std::string bwd_sm90_passing_refusal(const Problem& problem);
 /// The rows of tiles that it walks.

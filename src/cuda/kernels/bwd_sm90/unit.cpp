@@ -47,10 +47,6 @@ KernelUnit bwd_sm90_unit(const bwd_sm90::Config& c) {
   if (c.listed()) {
     unit.config +=
         enum_text("lists", "Lists", c.lists) + (c.passes ? flag_text("passes", true) : "");
-    if (c.trial != bwd_sm90::PassingTrial{}) {
-      unit.config += group_text(
-          "trial", flag_text("by_warp", c.trial.by_warp) + flag_text("dv_under", c.trial.dv_under));
-    }
     unit.args = "ListArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);

@@ -6,9 +6,9 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/fill.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/accounting.h"
 #include "plan/batch_invariance.h"
 #include "plan/forms.h"

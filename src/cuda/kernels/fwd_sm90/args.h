@@ -43,6 +43,9 @@ struct Shape {
   /// the consumers, and all threads have equally many registers.
   int resident = 1;
 
+  /// Of a bias that the copy engine brings, in boxes of 64 queries x 64 keys. 0: warps copy it.
+  int bias_stages = 0;
+
   constexpr bool alone() const { return resident == 1; }
   constexpr int computing() const { return warpgroups / held; }  ///< warpgroups there are
   constexpr int threads() const { return 128 * computing() + (alone() ? 128 : 32); }
@@ -68,7 +71,6 @@ struct Schedule {
   /// Dropout: a warpgroup makes a block's bits between the products that it issues. A warp waits
   /// for the tensor cores at each of them; behind them all, it would have nothing to wait for.
   bool bits_between = false;
-  bool by_warp = false;  ///< on trial, Lists::whole: a warp copies K and V, a panel a lane
 
   bool operator==(const Schedule&) const = default;
 };
@@ -86,10 +88,18 @@ struct Config {
   bool split = false;                   ///< keys in parts: O and LSE of each to float32 workspace
   Lists lists = Lists::none;            ///< of tiles of keys: then Args are ListArgs
   PageCopies pages = PageCopies::none;  ///< of any other kind Args are PagedArgs
-  tile::Expressions expressions;        ///< with any, Args are Expressed
-  tile::OptionKinds options;            ///< with any, Args are Optioned
+  /// Packed sequences are documents, whose row blocks are found on the device: Args are
+  /// DocumentArgs.
+  bool documents = false;
+  tile::Expressions expressions;  ///< with any, Args are Expressed
+  tile::OptionKinds options;      ///< with any, Args are Optioned
 
   constexpr bool paged() const { return pages != PageCopies::none; }
+  constexpr bool boxes_bias() const { return options.bias() && shape.bias_stages > 0; }
+  /// Where maxima are trusted such a bias is added to raw scores, an instruction an element less.
+  constexpr bool adds_raw_bias() const {
+    return boxes_bias() && modification == Modification::none && !expressions.any();
+  }
   /// P of a block is taken against the maxima so far. Where it outgrew them, which its sums show,
   /// the block's scores are computed again. Not where scores are logits, but for a bias. Under a
   /// mask function without a list, rows may have seen nothing before a block that they see.
@@ -129,7 +139,8 @@ struct SharedPlan {
   static constexpr int kSlot = 32;                           ///< an announced tile
   static constexpr int kListed = 16;                         ///< which tile of a list K is of
   int q_warpgroup, q_buffer, k_stage, v_stage, o_warpgroup;  ///< sizes
-  int q, k, v, o, barriers, slots, listed, bias, dropout, bytes;
+  int bias_stage;                                            ///< of all warpgroups
+  int q, k, v, o, boxes, barriers, slots, listed, bias, dropout, bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }
   constexpr explicit SharedPlan(const Config& c)
@@ -140,16 +151,20 @@ struct SharedPlan {
         k_stage(panels(c.head_dim) * c.shape.block_n * 128),
         v_stage(panels(c.head_dim_v) * c.shape.block_n * 128),
         o_warpgroup(panels(c.head_dim_v) * kPanel),
+        bias_stage(c.boxes_bias() ? c.shape.warpgroups * (c.shape.block_n / 64) * kPanel : 0),
         q(0),
         k(q + q_buffer * c.shape.q_buffers),
         v(k + k_stage * c.shape.stages),
         o(c.shape.own_o ? v + v_stage * c.shape.value_stages : q),
-        barriers(v + v_stage * c.shape.value_stages +
-                 (c.shape.own_o ? o_warpgroup * c.shape.warpgroups : 0)),
-        slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4)),
+        boxes(v + v_stage * c.shape.value_stages +
+              (c.shape.own_o ? o_warpgroup * c.shape.warpgroups : 0)),
+        barriers(boxes + bias_stage * c.shape.bias_stages),
+        slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4 +
+                              2 * c.shape.bias_stages)),
         listed(slots + 2 * kSlot),
         bias((listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages) + 15) / 16 * 16),
-        dropout(bias + (c.options.bias() ? 4 * c.shape.warpgroups * bias_warp(c) : 0)),
+        dropout(bias +
+                (c.options.bias() && !c.boxes_bias() ? 4 * c.shape.warpgroups * bias_warp(c) : 0)),
         bytes(c.options.dropout ? dropout + 4 * c.shape.warpgroups * dropout_warp(c)
               : c.options.bias()
                   ? dropout
@@ -210,6 +225,12 @@ struct Args {
   float cap_raw = 0.0F, cap_slope = 0.0F;   ///< tile/softcap.cuh, on raw scores
   float cap_narrow = 0.0F, cap_1 = 0.0F, cap_2 = 0.0F;
   float cap_cubic = 0.0F, cubic_0 = 0.0F, cubic_1 = 0.0F;
+};
+
+/// With documents: their row blocks (rows/documents_args.h).
+struct DocumentArgs : Args {
+  alignas(64) const int* blocks = nullptr;  ///< (most, 4)
+  const int* count = nullptr;               ///< 0: there is nothing to do
 };
 
 /// With a block list: the tiles of keys of each row block of 64 * warpgroups queries.

@@ -35,6 +35,7 @@ struct Consumer {
   Ring<kConfig.shape.value_stages> rV;
   Ring<kConfig.shape.q_buffers> rQ;
   Ring<2> slots;
+  BoxPlace<kConfig> boxes;
   Tile tile;
   BlockRange blocks;  ///< of this warpgroup's rows
   int tile_begin = 0, tile_end = 0;
@@ -266,6 +267,7 @@ struct Consumer {
         if (!trusted) scores.template apply_softcap<kMasked>(args);
       } else {
         adjust_scores<kMasked>(block);
+        release_boxes<kConfig>(*this);
       }
       if (!trusted) scores.template softmax<false>(args);
       if constexpr (!kConfig.options.bias()) finish_step_values();
@@ -313,6 +315,7 @@ struct Consumer {
       if constexpr (kConfig.schedule.values_first) pack();
     }
     if constexpr (!kConfig.schedule.values_first) pack();
+    release_boxes<kConfig>(*this);
     rK.advance();
   }
   __forceinline__ void recompute_scores() {
@@ -370,6 +373,7 @@ struct Consumer {
       } else {
         adjust_scores<false>(block);
       }
+      release_boxes<kConfig>(*this);
       scores.template softmax<true>(args);
       pack_p();
     }

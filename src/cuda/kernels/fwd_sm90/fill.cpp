@@ -29,8 +29,9 @@ TensorMapSpec grouped_map(TensorMapSpec spec, std::int64_t group, int shift) {
 tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t.strides[2]}; }
 
 void fill_maps(Args& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+  const bool shares_rows = p.packed && !config.documents;
   const auto query_map = [&](const Tensor& t) {
-    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, p.packed);
+    const TensorMapSpec spec = sm90_map_spec(t, 64 >> shift, shares_rows);
     if (p.packed) return sm90_ragged_map(spec, p.total_q, 1 << shift);
     return shift > 0 ? grouped_map(spec, p.group(), shift) : spec;
   };
@@ -45,7 +46,7 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
       spec.promotion = promotion;
       return sm90_ragged_map(spec, p.page_size, 1);
     }
-    TensorMapSpec spec = sm90_map_spec(t, config.shape.block_n, p.packed);
+    TensorMapSpec spec = sm90_map_spec(t, config.shape.block_n, shares_rows);
     spec.promotion = promotion;
     return config.lengths == Lengths::dense ? spec : sm90_ragged_map(spec, args.k_rows, 1);
   };
@@ -76,37 +77,6 @@ void fill_modification(Args& args, const Problem& p) {
 
 }  // namespace
 
-fwd_sm90::Offsets sm90_offsets(const Tensor& t) {
-  return {t.data, t.strides[0], t.dtype == DType::int64};
-}
-
-std::string sm90_card_refusal(const Problem& p, const Hardware& machine) {
-  if (machine.arch != 90) {
-    return "it is for compute capability 9.0 (Hopper), the device has " +
-           std::to_string(machine.arch / 10) + "." + std::to_string(machine.arch % 10);
-  }
-  if (p.dtype != DType::bfloat16 && p.dtype != DType::float16) {
-    return std::string(dtype_name(p.dtype)) +
-           " is not supported by this kernel (bfloat16, float16)";
-  }
-  return {};
-}
-
-std::string sm90_refusal(const Problem& p, const Hardware& machine) {
-  std::string reason = sm90_card_refusal(p, machine);
-  if (!reason.empty()) return reason;
-  return host::refusal(p, machine,
-                       {.packed = true,
-                        .paged = true,
-                        .mask = true,
-                        .bias = true,
-                        .sinks = true,
-                        .dropout = true,
-                        .lists = true,
-                        .gradients = true,
-                        .expressions = true});
-}
-
 std::string sm90_maps_refusal(const Problem& p) {
   std::string reason = sm90_map_refusal("q", p.q, Sm90Access::read, p.packed);
   if (reason.empty()) reason = sm90_map_refusal("k", p.k, Sm90Access::read, p.packed_keys());
@@ -124,7 +94,7 @@ void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shif
     args.columns_k = static_cast<int>(p.k.sizes[3]);
     args.columns_v = static_cast<int>(p.v.sizes[3]);
   }
-  sm90_fill_lengths(args, p);
+  host::fill_sm90_lengths(args, p);
   fill_maps(args, p, config, shift, set_map);
   args.heads_q = static_cast<int>(p.heads_q);
   args.group = static_cast<int>(p.group());

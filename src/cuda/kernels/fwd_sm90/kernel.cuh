@@ -12,6 +12,7 @@
 /// budgets, measurements: fwd_sm90/README.md.
 #pragma once
 
+#include "cuda/kernels/fwd_sm90/document_producer.cuh"
 #include "cuda/kernels/fwd_sm90/list_consumer.cuh"
 #include "cuda/kernels/fwd_sm90/list_producer.cuh"
 #include "cuda/kernels/fwd_sm90/paged_producer.cuh"
@@ -40,6 +41,22 @@ constexpr Registers registers() {
   return kConfig.pages == PageCopies::rows ? Registers{56, 224} : Registers{40, 232};
 }
 
+/// Whether there is nothing to do: documents are left to kernels behind this one, or one before it
+/// has taken them.
+template <Config kConfig>
+__forceinline__ bool leaves(const Args& args) {
+  if constexpr (kConfig.documents) {
+    wait_for_previous();  // for the row blocks
+    let_next_start();
+    return *document_args(args).count == 0;
+  }
+  if constexpr (kListed<kConfig> && kConfig.expressions.mask != 0) {
+    const int* const taken = lists<kConfig>(args).taken;
+    return taken != nullptr && *taken != 0;
+  }
+  return false;
+}
+
 template <Config kConfig, class AnyArgs>
 __forceinline__ void kernel(const AnyArgs& any) {
   const Args& args = plain_args(any);
@@ -49,21 +66,25 @@ __forceinline__ void kernel(const AnyArgs& any) {
   __syncthreads();
   if constexpr (kConfig.split) let_next_start();  // the merge, where blocks of this kernel end
   if constexpr (kListed<kConfig>) wait_for_previous();  // for the lists
+  if (leaves<kConfig>(args)) return;
   // A warp-uniform role: what depends on it stays in uniform registers.
   const int role = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (role == kProducerRole<kConfig>) {
     if constexpr (kGivesRegisters<kConfig>) give_registers<registers<kConfig>().producer>();
     const u32 thread = threadIdx.x - 128 * kProducerRole<kConfig>;
-    constexpr bool kWarp = kConfig.lists == Lists::parts || kConfig.schedule.by_warp;
-    if (kConfig.paged() || thread < (kWarp ? 32 : 1)) {
+    if (kConfig.paged() || thread < (kConfig.lists == Lists::parts ? 32 : 1)) {
       if constexpr (kConfig.paged()) {
         PagedProducer<kConfig> producer{{args, shared}};
         producer.run();
       } else if constexpr (kListed<kConfig>) {
         ListProducer<kConfig, typename WalkOf<kConfig>::Type> producer{{args, shared}};
         producer.run();
+      } else if constexpr (kConfig.documents) {
+        DocumentProducer<kConfig> producer{{args, shared}};
+        producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
+        if constexpr (kConfig.boxes_bias()) producer.copied.options = options_of(any);
         producer.run();
       }
     }

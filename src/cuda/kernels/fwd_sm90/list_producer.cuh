@@ -1,7 +1,7 @@
 /// fwd_sm90: the producer of a problem with a block list, which says which tiles of keys a tile of
 /// queries takes. Where rows list different tiles it is a warp, with a row to each lane; what one
-/// thread must do lane 0 does. So it is with Schedule::by_warp, all lanes along one row. A unit
-/// without a list does not know of it: its machine code stays what it was.
+/// thread must do lane 0 does. A unit without a list does not know of it: its machine code stays
+/// what it was.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/listed.cuh"
@@ -16,7 +16,6 @@ template <Config kConfig, class Walk>
 struct ListProducer {
   using Base = Producer<kConfig>;
   static constexpr bool kApart = kConfig.lists == Lists::parts;
-  static constexpr bool kWarp = kApart || kConfig.schedule.by_warp;
   static constexpr bool kPacked = kConfig.lengths == Lengths::packed;
   /// Consumers ask for a mask's words of the tile after the one at hand.
   static constexpr bool kTellsNext = kConfig.options.mask && !kApart;
@@ -24,7 +23,7 @@ struct ListProducer {
   /// for long. No more than there are stages, or nobody would free one.
   static constexpr int kBeforeQ = (kConfig.shape.value_stages + 1) / 2;
   Base base;
-  const int lane = kWarp ? static_cast<int>(threadIdx.x) % 32 : 0;
+  const int lane = kApart ? static_cast<int>(threadIdx.x) % 32 : 0;
   Walk walk;          ///< along the tile's row of its list, or rows
   int listed = 0;     ///< tiles of keys in it; apart: whether there is one
   SeenTile first;     ///< apart: of them
@@ -93,7 +92,7 @@ struct ListProducer {
       stage = kAsked;
     } else if (stage == kAsked) {
       next_index = lane == 0 ? answer() : 0;
-      if constexpr (kWarp) next_index = __shfl_sync(~0U, next_index, 0);
+      if constexpr (kApart) next_index = __shfl_sync(~0U, next_index, 0);
       if (next_index < tiles()) ask_order();
       stage = kOrdered;
     } else if (stage == kOrdered) {
@@ -174,47 +173,6 @@ struct ListProducer {
     base.rK.advance();
     base.rV.advance();
   }
-  /// by_warp: K of tile `k` of the keys and V of tile `v`, of which none may be below 0.
-  __forceinline__ void load_pair(int k, int v) {
-    static_assert(!kTellsNext && !kConfig.shows_cut());
-    const bool is_v = lane >= Base::kPanels;
-    const int panel = is_v ? lane - Base::kPanels : lane, block = is_v ? v : k;
-    const int sK = static_cast<int>(base.rK.slot), sV = static_cast<int>(base.rV.slot);
-    if (lane == 0 && k >= 0) {
-      mbarrier_wait(base.shared.k_empty(sK), base.rK.parity ^ 1);
-      store_shared_4(base.shared.listed(sK), static_cast<u32>(k));
-      mbarrier_expect(base.shared.k_full(sK), Shared<kConfig>::kPlan.k_stage);
-    }
-    if (lane == 0 && v >= 0) {
-      mbarrier_wait(base.shared.v_empty(sV), base.rV.parity ^ 1);
-      mbarrier_expect(base.shared.v_full(sV), Shared<kConfig>::kPlan.v_stage);
-    }
-    __syncwarp();  // the places are free, and the bytes are expected before they arrive
-    if (lane < Base::kPanels + Base::kPanelsV && block >= 0) {
-      const u32 to =
-          (is_v ? base.shared.v(sV) : base.shared.k(sK)) + panel * Base::kBlockN * kPanelRowBytes;
-      base.load_panel(is_v ? &base.args.v : &base.args.k, to,
-                      is_v ? base.shared.v_full(sV) : base.shared.k_full(sK), panel * kPanelColumns,
-                      block);
-    }
-    if (k >= 0) base.rK.advance();
-    if (v >= 0) base.rV.advance();
-  }
-  __forceinline__ void copy_by_warp(int index) {
-    base.head_k = kConfig.pack_heads ? base.tile.head : base.tile.head / base.args.group;
-    int block = listed > 0 ? walk.next() : -1;
-    load_pair(block, -1);
-    load_all_q();
-    for (int n = listed - 1; n > 0; --n) {
-      const int next = walk.next();
-      load_pair(next, block);
-      block = next;
-      if (n <= kFound + 1) look_ahead(index);
-    }
-    base.rQ.advance();
-    while (stage != kFound) look_ahead(index);
-    load_pair(-1, block);
-  }
   /// Every tile of keys that rows of a warpgroup list.
   __forceinline__ void copy_apart(int index) {
     base.head_k = base.tile.head / base.args.group;
@@ -282,8 +240,6 @@ struct ListProducer {
       announce(slots);
       if constexpr (kApart) {
         copy_apart(index);
-      } else if constexpr (kWarp) {
-        copy_by_warp(index);
       } else {
         copy_tile(index);
       }

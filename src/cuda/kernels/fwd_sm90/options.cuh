@@ -136,12 +136,71 @@ __forceinline__ auto bias_block(const Consumer& c) {
   return BiasBlock<kConfig.options.pairs, kConfig.shape.block_n>{c.scores.options->pairs.bias,
                                                                  place, c.lane};
 }
+/// A bias in boxes. A block's is waited for ahead of its products.
+template <Config kConfig, class Consumer>
+__forceinline__ void wait_boxes(const Consumer& c) {
+  if constexpr (kConfig.boxes_bias())
+    mbarrier_wait(c.shared.boxes_full(c.boxes.slot()), c.boxes.parity());
+}
+template <Config kConfig, class Consumer>
+__forceinline__ void release_boxes(Consumer& c) {
+  if constexpr (kConfig.boxes_bias()) {
+    __syncwarp();  // all lanes have read
+    if (c.lane == 0) mbarrier_arrive(c.shared.boxes_empty(c.boxes.slot()));
+    c.boxes.advance();
+  }
+}
+/// Those of a block that is passed over.
+template <Config kConfig, class Consumer>
+__forceinline__ void pass_boxes(Consumer& c) {
+  wait_boxes<kConfig>(c);
+  release_boxes<kConfig>(c);
+}
+/// Adds them: see BiasBlock::add_to(). A matrix of eight rows and eight keys is an accumulator's:
+/// two below each other, and those to their right.
+template <Config kConfig, bool kLifts, class Consumer>
+__forceinline__ void add_boxes(Consumer& c, float factor) {
+  constexpr int kPanelChunks = kPanelColumns / 8;
+  constexpr bool kRaw = !kLifts && kConfig.adds_raw_bias();
+  const float inverse = kLog2e * c.args.scale_inverse;
+  const auto add = [&](float& s, float b) {
+    if constexpr (kRaw) {
+      s = __fmaf_rn(b, inverse, s);
+    } else if constexpr (kLifts) {
+      s = with_bias(s * factor, b);
+    } else {
+      s = __fmaf_rn(s, factor, __fmul_rn(b, kLog2e));
+    }
+  };
+  const int row = c.warp * 16 + c.lane % 16;
+  u32 from = c.shared.boxes(c.boxes.slot(), c.warpgroup) + static_cast<u32>(row * kPanelRowBytes);
+  auto& S = c.scores.rS;
+#pragma unroll
+  for (int j = 0; j < kConfig.shape.block_n / 8; j += 2) {
+    // A few at a time: read far ahead they would spill.
+    if (j >= 4) from = after(from, S[4 * (j - 4)]);
+    const int chunk = (j % kPanelChunks + c.lane / 16) ^ (row % 8);
+    u32 words[4];
+    load_matrix_x4(words,
+                   from + j / kPanelChunks * SharedPlan::kPanel + static_cast<u32>(chunk * 16));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      BiasPair<kConfig.options.pairs.bias> b;
+      b.take(words[i]);
+      const int score = 4 * (j + i / 2) + 2 * (i % 2);
+      add(S[score], b.x.x);
+      add(S[score + 1], b.x.y);
+    }
+  }
+}
 /// (F3) The bias of a block: raw scores become logits in the log2 domain, as far as modify() has
 /// not made them so. kLifts: of BiasBlock.
 template <Config kConfig, bool kLifts, class Consumer>
 __forceinline__ void add_bias(Consumer& c, int n) {
   const bool scaled = Consumer::kModification == Modification::general &&
                       (c.args.cap_log2 != 0.0F || c.scores.slope != 0.0F);
+  if constexpr (kConfig.boxes_bias())
+    return add_boxes<kConfig, kLifts>(c, scaled ? 1.0F : c.args.scale_log2);
   bias_block<kConfig>(c).template add_to<kLifts>(c.scores.rS, scaled ? 1.0F : c.args.scale_log2,
                                                  pair_corner<kConfig>(c, n));
 }
@@ -150,8 +209,11 @@ __forceinline__ void add_bias(Consumer& c, int n) {
 template <Config kConfig, bool kMasked, class Consumer>
 __forceinline__ void take_options(Consumer& c, int n) {
   if constexpr (kConfig.options.mask) take_mask<kConfig, kMasked>(c, n);
-  if constexpr (kConfig.options.bias())
+  if constexpr (kConfig.boxes_bias()) {
+    wait_boxes<kConfig>(c);
+  } else if constexpr (kConfig.options.bias()) {
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
+  }
 }
 /// The same of a tile's first block.
 template <Config kConfig, class Consumer>

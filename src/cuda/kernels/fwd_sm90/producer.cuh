@@ -12,6 +12,14 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
+/// What the producer holds of the options: nothing where it copies none.
+template <bool kAny>
+struct CopiedOptions {};
+template <>
+struct CopiedOptions<true> {
+  const Options* options = nullptr;
+};
+
 template <Config kConfig>
 struct Producer {
   static constexpr int kBlockN = kConfig.shape.block_n;
@@ -25,6 +33,8 @@ struct Producer {
   int head_k = 0, k_begin = 0;
   Tile tile;
   u64 asked = 0;
+  BoxPlace<kConfig> boxes;
+  CopiedOptions<kConfig.boxes_bias()> copied;
 
   __forceinline__ void begin() const {
     tma_prefetch_map(&args.q);
@@ -134,7 +144,7 @@ struct Producer {
       tma_load(to, map, full, column, head_k, block * kBlockN, tile.batch, kEvictLast);
     } else {
       const int at[4] = {head_k, args.k_rows - tile.seq_k + block * kBlockN, tile.seq_k + k_begin,
-                         kConfig.lengths == Lengths::packed ? 0 : tile.batch};
+                         kSharesRows<kConfig> ? 0 : tile.batch};
       tma_load_5d(to, map, full, column, at, kEvictLast);
     }
   }
@@ -151,6 +161,27 @@ struct Producer {
     mbarrier_expect(shared.v_full(s), Shared<kConfig>::kPlan.v_stage);
     load_rows(&args.v, shared.v(s), shared.v_full(s), kPanelsV, block);
     rV.advance();
+  }
+
+  /// The bias of all rows of the tile and a block of keys.
+  __forceinline__ void load_boxes(int nth) {
+    if constexpr (kConfig.boxes_bias()) {
+      const BiasTiles& of = copied.options->bias_tiles;
+      const int s = boxes.slot(), block = key_block<kConfig>(args, tile, nth);
+      const u32 full = shared.boxes_full(s);
+      mbarrier_wait(shared.boxes_empty(s), boxes.parity() ^ 1);
+      mbarrier_expect(full, Shared<kConfig>::kPlan.bias_stage);
+      // Heads that share it read it one soon after the other.
+      const u64 policy = of.by_head != 0 ? kEvictFirst : kEvictNormal;
+      for (int w = 0; w < kConfig.shape.warpgroups; ++w) {
+        for (int p = 0; p < kBlockN / kPanelColumns; ++p) {
+          tma_load(shared.boxes(s, w) + p * SharedPlan::kPanel, &of.map, full,
+                   block * kBlockN + p * kPanelColumns, of.by_head * tile.head, query_of(w),
+                   of.by_batch * tile.batch, policy);
+        }
+      }
+      boxes.advance();
+    }
   }
 
   __forceinline__ void announce(Ring<2>& slots) const {
@@ -177,15 +208,22 @@ struct Producer {
     int block = range.end - 1;
     const bool any = range.begin < range.end;
     int next = kConfig.shape.warpgroups - 1;
-    if (kConfig.shape.q_buffers == 1 && any) load_k(block);
+    if (kConfig.shape.q_buffers == 1 && any) {
+      load_k(block);
+      load_boxes(block);
+    }
     if constexpr (kConfig.schedule.q_by_need) {
       load_q_seeing(block, range, next);
     } else {
       for (int w = 0; w < kConfig.shape.warpgroups; ++w) load_q(w);
     }
-    if (kConfig.shape.q_buffers > 1 && any) load_k(block);
+    if (kConfig.shape.q_buffers > 1 && any) {
+      load_k(block);
+      load_boxes(block);
+    }
     for (; block > range.begin; --block) {
       load_k(block - 1);
+      load_boxes(block - 1);
       load_v(block);
       if constexpr (kConfig.schedule.q_by_need) load_q_seeing(block - 1, range, next);
     }

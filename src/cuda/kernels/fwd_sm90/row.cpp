@@ -2,22 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/shared_bias.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
+#include "cuda/kernels/rows/documents.h"
 #include "cuda/kernels/rows/mask_bits.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "cuda/kernels/tile_lists/maker.h"
+#include "problem/blocks.h"
 #include "tilewise/error.h"
 
 namespace tilewise::cuda {
@@ -25,6 +30,7 @@ namespace {
 
 using fwd_sm90::Args;
 using fwd_sm90::Config;
+using fwd_sm90::DocumentArgs;
 using fwd_sm90::ListArgs;
 using fwd_sm90::PagedArgs;
 using fwd_sm90::SectionOrder;
@@ -52,17 +58,26 @@ std::string fwd_sm90_refusal(const Problem& p, const Hardware& machine) {
 
 namespace {
 
+/// A kernel that takes documents as packed sequences.
+struct DocumentKernel {
+  Config config;
+  SectionOrder order;
+
+  int rows() const { return 64 * config.shape.warpgroups; }
+};
+
 /// What run() goes by.
 struct Decided {
   Config config;
   SectionOrder order;
   int pack_shift = 0;
   int splits = 1;
+  std::optional<DocumentKernel> documents = std::nullopt;  ///< tried first
 };
 
 /// Workspace beside the caller's tensors: the tile counter, then what the parts leave.
 std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided) {
-  const auto& [config, order, pack_shift, splits] = decided;
+  const auto& [config, order, pack_shift, splits, documents] = decided;
   std::vector<MemoryPart> items;
   if (config.schedule.dynamic) {
     items.push_back(host::tile_counter_memory());
@@ -71,6 +86,10 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
   TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
+  if (documents) {
+    items.push_back(host::tile_counter_memory());
+    DocumentBlocks(p, documents->rows()).add_memory(items);
+  }
   return items;
 }
 
@@ -89,7 +108,28 @@ double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& mach
   return merge + 1e-3 * tile.masked.block_us * kTail * blocks;
 }
 
-Decided decide(const Problem& p, const Sm90Choice& choice) {
+/// Its tile is the best one for documents of a typical length, as only the device knows theirs. Not
+/// where the rows of a tile would be those of several heads.
+std::optional<DocumentKernel> document_kernel(const Problem& p, const Hardware& machine) {
+  if (!compares_documents(p)) return std::nullopt;
+  constexpr std::int64_t kTypical = 1024;
+  const Problem packed = by_documents(p);
+  Problem typical = packed;
+  typical.seq_q = typical.seq_k = std::min(p.seq_q, kTypical);
+  Problem apart = typical;
+  apart.packed = false;
+  apart.batch = ceil_div(p.batch * p.seq_q, typical.seq_q);
+  const Sm90Choice choice = sm90_choose(apart, machine);
+  if (choice.tile == nullptr || choice.splits > 1 || choice.tile->shape.warpgroups == 1)
+    return std::nullopt;
+  DocumentKernel made;
+  made.config = sm90_documents_config(packed, *choice.tile);
+  if (made.config.pack_heads || !made.config.schedule.dynamic) return std::nullopt;
+  made.order = sm90_order(typical, made.config, made.rows(), 1);
+  return made;
+}
+
+Decided decide(const Problem& p, const Sm90Choice& choice, const Hardware& machine) {
   const Sm90Tile& tile = *choice.tile;
   Decided decided;
   decided.config = sm90_config(p, tile, choice.splits > 1);
@@ -97,6 +137,7 @@ Decided decide(const Problem& p, const Sm90Choice& choice) {
   decided.order =
       sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
   decided.splits = choice.splits;
+  decided.documents = document_kernel(p, machine);
   return decided;
 }
 
@@ -106,14 +147,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   if (!reason.empty()) return reason;
   const Sm90Choice choice = sm90_choose(p, machine);
   if (choice.tile == nullptr) return "it has no such form";  // of a tuned one
-  Decided decided = decide(p, choice);
-  if (row.config != nullptr) {
-    if (!p.block_list.defined() || choice.tile->shape.alone())
-      return "other tiles than those of blocks of 64 are not supported by this kernel";
-    if (decided.config.lists != fwd_sm90::Lists::whole || p.mask.defined())
-      return "lists that a tile's rows do not share are not supported by this kernel";
-    decided.config.schedule.by_warp = true;
-  }
+  const Decided decided = decide(p, choice, machine);
   Cost cost;
   cost.block_m = choice.tile->block_m();
   cost.block_n = choice.tile->shape.block_n;
@@ -134,6 +168,28 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);
   }
   return Prepared{std::move(cost), remember(decided)};
+}
+
+/// Starts the kernels of documents. What they have taken is not 0, and those that map the mask
+/// function have nothing to do then.
+const int* run_documents(const Problem& p, const DocumentKernel& kernel, WorkspaceCutter& workspace,
+                         void* stream) {
+  const Problem packed = by_documents(p);
+  PagedArgs filled;
+  sm90_fill(filled, packed, kernel.config, 0, sm90_set_map);
+  DocumentArgs args{filled};
+  args.order = kernel.order;
+  args.counter = host::take_tile_counter(workspace);
+  DocumentBlocks blocks(p, kernel.rows());
+  blocks.take(workspace);
+  blocks.make(stream);
+  args.blocks = blocks.args().blocks;
+  args.count = blocks.args().count;
+  const std::int64_t tiles = std::int64_t{blocks.args().most} * kernel.order.heads;
+  const std::int64_t grid = std::min<std::int64_t>(tiles, host::kTypicalMultiprocessors);
+  launch(load_optioned(packed, kernel.config, p.device.index, fwd_sm90_unit),
+         host::following(grid, p.device.index), stream, args);
+  return args.count;
 }
 
 void run(const KernelRow& row, const Problem& p, const Context& context) {
@@ -166,6 +222,8 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   MaskBitsMaker mask(p, config.shape.block_n, false);
   mask.take(workspace);
   mask.make(context.stream);
+  if (decided.documents)
+    lists.leave_where(run_documents(p, *decided.documents, workspace, context.stream));
   if (config.lists != fwd_sm90::Lists::none) {
     args.lists = lists.of_queries();
     lists.make(context.stream, mask.bits());
@@ -174,7 +232,8 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   } else if (p.paged) {
     launch_optioned(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
   } else {
-    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip);
+    launch_optioned<Args>(p, kernel, {.x = grid}, context.stream, args, mask.bits(), strip,
+                          config.boxes_bias() ? bias_tiles(p.bias, 64) : tile::BiasTiles{});
   }
   if (split) combine_parts(p, {args.o_part, args.m_part}, splits, context.stream);
 }
@@ -189,26 +248,6 @@ const KernelRow kFlashForwardSm90 = {
     .summary = "tiled, online softmax; wgmma, TMA, warpgroups of different roles; bf16, fp16",
     .prepare = prepare,
     .run = run};
-
-namespace {
-
-std::string by_warp_on_trial(const KernelRow& /*row*/, const Problem& /*p*/) {
-  return "no card has run it";
-}
-constexpr bool kByWarp = true;
-
-}  // namespace
-
-const KernelRow kFlashForwardListsSm90 = {
-    .name = "flash_fwd_lists_sm90",
-    .implementation = "flash",
-    .device = DeviceType::cuda,
-    .pass = Pass::forward,
-    .summary = "flash_fwd_sm90 of lists with blocks of 64 whose copies a warp makes",
-    .prepare = prepare,
-    .run = run,
-    .config = &kByWarp,
-    .on_trial = by_warp_on_trial};
 
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   if (arch != 90) return;
@@ -248,6 +287,13 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
+  for (const std::int64_t dim : {64, 128}) {
+    Problem p = by_documents(problem(DType::bfloat16, dim, 8192, 8192));
+    p.causal = Causal::bottom_right, p.right = 0;
+    const Sm90Tile& tile = sm90_tiles(p)[dim == 128 ? 1 : 0];
+    add_unit(sm90_documents_config(p, tile));
+    add_documents_units(units, tile.block_m());
+  }
 }
 
 namespace {
@@ -271,13 +317,9 @@ void add_fwd_sm90_listed_units(std::vector<PackUnit>& units, int arch) {
     Problem p = plain_problem(dim);
     p.block_list.row_offsets.rank = 3;
     p.block_list.block_q = p.block_list.block_k = 64;
-    for (const bool by_warp : {false, true}) {
-      Config config = sm90_config(p, sm90_tiles(p)[0], false);
-      config.schedule.by_warp = by_warp;
-      units.push_back({.unit = fwd_sm90_unit(config),
-                       .row = (by_warp ? kFlashForwardListsSm90 : kFlashForwardSm90).name,
-                       .instruction = "wgmma.mma_async"});
-    }
+    units.push_back({.unit = fwd_sm90_unit(sm90_config(p, sm90_tiles(p)[0], false)),
+                     .row = kFlashForwardSm90.name,
+                     .instruction = "wgmma.mma_async"});
   }
 }
 
@@ -287,8 +329,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
       const auto tiles = sm90_tiles(p);
-      // As plans choose: a bias is staged for blocks of 128 keys, masks and dropout are faster.
-      const bool by_128 = p.bias.defined() || p.mask.defined() || drops(p);
+      // As plans choose: masks and dropout are faster with blocks of 128 keys.
+      const bool by_128 = p.mask.defined() || drops(p);
       const Sm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
@@ -307,7 +349,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p = plain;
     p.bias.rank = 4;
     p.bias.dtype = DType::bfloat16;
-    p.bias.strides[3] = 1;
+    p.bias.sizes = {1, 1, p.seq_q, p.seq_k};
+    p.bias.strides = {0, 0, p.seq_k, 1};
     add(p);
     p = plain;
     p.causal = Causal::bottom_right, p.right = 0;

@@ -10,13 +10,11 @@
 namespace tilewise::cuda {
 
 extern const KernelRow kFlashForwardSm90;
-/// On trial: with Schedule::by_warp.
-extern const KernelRow kFlashForwardListsSm90;
 
-/// Why the row does not run a problem; empty when it does.
+/// Why the row does not run a problem. Empty if it does.
 std::string fwd_sm90_refusal(const Problem& problem, const Hardware& machine);
 
-/// At most one word of a unit is spilled: by the producer of the tile for windows, once a tile.
+/// These units do not spill.
 void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch);
 
 /// With sinks, a bool mask, dropout, a bias: compiled at first use.

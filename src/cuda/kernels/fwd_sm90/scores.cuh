@@ -401,7 +401,8 @@ struct Scores : HeldOptions<kConfig.options.any()>,
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
-    exponentials<Cap::before, kCount, kAddsAlibi>(args, exponent_scale(args), base, sum);
+    const float scale = kConfig.adds_raw_bias() ? args.scale_log2 : exponent_scale(args);
+    exponentials<Cap::before, kCount, kAddsAlibi>(args, scale, base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
     // Not true for a NaN either.
     const bool holds = here[0] <= kOutgrown<kConfig> && here[1] <= kOutgrown<kConfig>;

@@ -10,6 +10,21 @@ namespace tilewise::fwd_sm90 {
 
 using namespace tile;
 
+/// The place of a role in the one or two stages of a bias in boxes, in one register. NOTE: nothing
+/// where there is none.
+template <int kStages>
+struct HeldPlace {
+  static_assert(kStages <= 2);
+  u32 uses = 0;
+  __forceinline__ int slot() const { return static_cast<int>(kStages == 1 ? 0 : uses & 1); }
+  __forceinline__ u32 parity() const { return (kStages == 1 ? uses : uses >> 1) & 1; }
+  __forceinline__ void advance() { ++uses; }
+};
+template <>
+struct HeldPlace<0> {};
+template <Config kConfig>
+using BoxPlace = HeldPlace<kConfig.boxes_bias() ? kConfig.shape.bias_stages : 0>;
+
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
 template <Config kConfig>
@@ -48,6 +63,17 @@ struct Shared {
     return barrier(4 * kStages + 2 * kConfig.shape.q_buffers * kWarpgroups + slot);
   }
   __forceinline__ u32 tile_empty(int slot) const { return tile_full(slot) + 2 * kMbarrierBytes; }
+  /// A stage of the bias: a panel of 64 keys below the other, of each warpgroup.
+  __forceinline__ u32 boxes(int stage, int warpgroup) const {
+    constexpr int kGroup = kConfig.shape.block_n / 64 * SharedPlan::kPanel;
+    return base + kPlan.boxes + stage * kPlan.bias_stage + warpgroup * kGroup;
+  }
+  __forceinline__ u32 boxes_full(int stage) const {
+    return tile_empty(0) + (2 + stage) * kMbarrierBytes;
+  }
+  __forceinline__ u32 boxes_empty(int stage) const {
+    return boxes_full(kConfig.shape.bias_stages + stage);
+  }
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
   }
@@ -68,6 +94,10 @@ struct Shared {
     for (int i = 0; i < kConfig.shape.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);
       mbarrier_init(q_empty(0, i), kConfig.shape.own_o ? 4 : 1);
+    }
+    for (int s = 0; s < kConfig.shape.bias_stages; ++s) {
+      mbarrier_init(boxes_full(s), 1);
+      mbarrier_init(boxes_empty(s), kWarps);
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);
@@ -120,8 +150,12 @@ __forceinline__ int first_query(const Args& args, const Tile& tile) {
   return tile.block * kConfig.shape.warpgroups * warpgroup_queries<kConfig>(args);
 }
 
+/// Whether entries of the batch are rows of one tensor.
+template <Config kConfig>
+inline constexpr bool kSharesRows = kConfig.lengths == Lengths::packed && !kConfig.documents;
+
 /// Coordinates beside the column of row `query` of Q and O, where their maps have rank 5: packed
-/// sequences (head, x, y, 0), packed heads (head in group, group, query, batch).
+/// sequences (head, x, y, 0 or batch), packed heads (head in group, group, query, batch).
 template <Config kConfig>
 __forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int query) {
   if constexpr (kConfig.lengths == Lengths::packed) {
@@ -130,7 +164,7 @@ __forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile
     // stands for it: what is read then is not used.
     c[1] = args.q_rows - tile.seq_q + min(query, tile.seq_q - 1);
     c[2] = tile.seq_q + tile.q_begin;
-    c[3] = 0;
+    c[3] = kSharesRows<kConfig> ? 0 : tile.batch;
   } else {
     c[0] = 0;
     c[1] = tile.head;

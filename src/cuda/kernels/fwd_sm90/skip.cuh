@@ -22,6 +22,7 @@ __forceinline__ int skip_right(Consumer& c) {
         c.pass_turn();
       }
       c.release_k();
+      pass_boxes<kConfig>(c);
       if constexpr (kKeysOnly) {
         ++skipped;
       } else {
@@ -40,6 +41,7 @@ __forceinline__ void skip_left(Consumer& c) {
       c.await_turn();
       c.pass_turn();
       c.release_k();
+      pass_boxes<kConfig>(c);
       c.wait_v();
       c.release_v();
     }

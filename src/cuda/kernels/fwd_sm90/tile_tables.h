@@ -65,6 +65,10 @@ inline constexpr Sm90Tile kTiles128[] = {{shape(3, 80, 2), {2.3, 1.182}, {2.3, 1
                                          {shape(2, 128, 2), {2.1, 1.284}, {1.55, 1.29}, kSquare},
                                          {shape(3, 64, 4), {1.2, 0.94}, {1.2, 0.94}, kWindow},
                                          {shape(1, 128, 3), {2.2, 1.25}, {2.2, 1.25}, kAlone}};
+// A bias of each query is read for as many keys as its tile has: few keys and many queries take
+// less of what the L2 cache gives.
+inline constexpr Sm90Tile kBiased128[] = {
+    {shape(3, 64, 3), {1.2, 0.94}, {1.2, 0.94}, {}}, kTiles128[1], kTiles128[3]};
 inline constexpr Sm90Tile kTiles192[] = {
     {o_in_q(shape(2, 112, 2)), {4.55, 1.626}, {4.75, 1.537}, {}},
     {shape(1, 64, 3), {4.0, 1.2}, {4.0, 1.2}, kAlone}};

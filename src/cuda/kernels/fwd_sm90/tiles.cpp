@@ -8,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/shared_bias.h"
 #include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
@@ -54,6 +55,13 @@ Modification modification(const Problem& p) {
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
   return softcap ? Modification::softcap : Modification::alibi;
+}
+
+/// Whether the copy engine can bring the elements of a bias, where it has a row for each query.
+/// That of packed sequences begins where they do.
+bool engine_brings_bias(const Problem& p) {
+  if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2 || p.bias.strides[2] == 0) return false;
+  return sm90_lengths(p) == Lengths::dense && !p.paged && bias_map_refusal(p.bias).empty();
 }
 
 bool lists_tiles(const Problem& p, const Sm90Tile& tile) { return tile.maps || has_tile_lists(p); }
@@ -152,9 +160,11 @@ double options_factor(const Problem& p, const Sm90Tile& tile) {
   const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
   if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
-  if (p.bias.defined())
-    factor *=
-        tile.shape.block_n % 64 == 0 && bias_begins_even(p) ? 2.0 : 3.0;  // by memory, one by one
+  if (p.bias.defined()) {
+    const bool staged = tile.shape.block_n % 64 == 0 && bias_begins_even(p);
+    const bool boxed = staged && tile.shape.warpgroups == 3 && engine_brings_bias(p);
+    factor *= boxed ? 1.45 : staged ? 2.0 : 3.0;  // or by memory, one by one
+  }
   return factor;
 }
 
@@ -245,7 +255,8 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   } else if (larger <= 96) {
     tiles = kTiles96;
   } else if (larger <= 128) {
-    tiles = kTiles128;
+    const bool alone = engine_brings_bias(p) && !p.mask.defined() && !drops(p);
+    tiles = alone ? std::span<const Sm90Tile>(kBiased128) : kTiles128;
   } else if (larger <= 192) {
     tiles = kTiles192;
   }
@@ -280,6 +291,12 @@ int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
 
 namespace {
 
+/// Whether it brings them for a config. A list tells late which tile of keys is next.
+bool boxes_bias(const Problem& p, const Config& config) {
+  if (!engine_brings_bias(p) || config.split || config.lists != tile::Lists::none) return false;
+  return config.shape.warpgroups == 3 && config.shape.block_n % 64 == 0;
+}
+
 /// Room for the elements of a bias: a stage of keys and values less, else they are read from memory
 /// one by one. So they are too where a warp cannot share a row's copies.
 void make_room(Config& config) {
@@ -288,9 +305,11 @@ void make_room(Config& config) {
   const auto fits = [&] { return fwd_sm90::SharedPlan(config).bytes <= kSharedLimit; };
   if (!fits() && config.schedule.chain_tiles)
     config.schedule.chain_tiles = false, config.shape.q_buffers = 1;
+  if (!fits() && config.shape.bias_stages > 0) config.shape.own_o = false;
   while (!fits() && config.shape.value_stages > 2)
     --config.shape.stages, --config.shape.value_stages;
-  if (!fits()) config.options.pairs.staged = false;
+  if (!fits() && config.shape.bias_stages > 0) config.shape.bias_stages = 1;
+  if (!fits()) config.options.pairs.staged = false, config.shape.bias_stages = 0;
 }
 
 }  // namespace
@@ -362,7 +381,14 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
                           config.shape.warpgroups == 2 && config.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
+  config.shape.bias_stages = boxes_bias(p, config) ? 2 : 0;
   make_room(config);
+  return config;
+}
+
+Config sm90_documents_config(const Problem& p, const Sm90Tile& tile) {
+  Config config = sm90_config(p, tile, false);
+  config.documents = true;
   return config;
 }
 
@@ -399,6 +425,8 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
     order.section_bytes = (is_short ? 4 : 16) * kMiB;
     order.last_bytes = (is_short ? 16 : 32) * kMiB;
   }
+  // Each section reads the whole bias.
+  if (heads_share_bias(p)) order.section_bytes = order.last_bytes = kSharedBiasSection;
   return section_order(order);
 }
 

@@ -48,6 +48,9 @@ fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
 
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
+/// Of by_documents() of a problem.
+fwd_sm90::Config sm90_documents_config(const Problem& problem, const Sm90Tile& tile);
+
 /// The rows of tiles that it walks: of a tile's queries, or where blocks are smaller of each
 /// warpgroup's. `pack_shift`: sm90_pack_shift().
 WantedLists sm90_wanted_lists(const fwd_sm90::Config& config, int pack_shift);

@@ -17,7 +17,8 @@ std::string shape_text(const fwd_sm90::Shape& s) {
   return number_text("warpgroups", s.warpgroups) + number_text("block_n", s.block_n) +
          number_text("stages", s.stages) + number_text("value_stages", s.value_stages) +
          number_text("q_buffers", s.q_buffers) + (s.held > 1 ? number_text("held", s.held) : "") +
-         flag_text("own_o", s.own_o) + (s.resident > 1 ? number_text("resident", s.resident) : "");
+         flag_text("own_o", s.own_o) + (s.resident > 1 ? number_text("resident", s.resident) : "") +
+         (s.bias_stages > 0 ? number_text("bias_stages", s.bias_stages) : "");
 }
 std::string schedule_text(const fwd_sm90::Schedule& s) {
   return flag_text("ping_pong", s.ping_pong) + flag_text("skip_blocks", s.skip_blocks) +
@@ -25,8 +26,7 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
          (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
-         (s.bits_between ? flag_text("bits_between", true) : "") +
-         (s.by_warp ? flag_text("by_warp", true) : "");
+         (s.bits_between ? flag_text("bits_between", true) : "");
 }
 
 }  // namespace
@@ -67,6 +67,10 @@ KernelUnit fwd_sm90_unit(const fwd_sm90::Config& c) {
   if (c.paged()) {
     unit.config += enum_text("pages", "PageCopies", c.pages);
     unit.args = "PagedArgs";
+  }
+  if (c.documents) {
+    unit.config += flag_text("documents", true);
+    unit.args = "DocumentArgs";
   }
   unit.config += expressions_text(c.expressions) + options_text(c.options);
   unit.threads = c.shape.threads();

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "cuda/host/common.h"
+#include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/host/wgmma_text.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "plan/batch_invariance.h"
 #include "plan/problem_key.h"
 #include "problem/blocks.h"

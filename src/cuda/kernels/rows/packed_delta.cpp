@@ -4,7 +4,6 @@
 #include "cuda/host/common.h"
 #include "cuda/host/fill.h"
 #include "cuda/jit/config_text.h"
-#include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/rows/packed_delta_args.h"
 #include "problem/blocks.h"
 
@@ -39,8 +38,8 @@ void packed_delta(const Problem& p, float* delta, void* stream) {
     args.d_lse_s = p.d_lse.strides[2];
   }
   host::fill_alibi(args, p);
-  args.cu_q = sm90_offsets(p.cu_seqlens_q);
-  args.cu_k = sm90_offsets(p.cu_seqlens_k);
+  host::fill_offsets(args.cu_q, p.cu_seqlens_q);
+  host::fill_offsets(args.cu_k, p.cu_seqlens_k);
   args.sequences = static_cast<int>(p.batch);
   args.q_rows = static_cast<int>(p.total_q);
   args.k_rows = static_cast<int>(p.total_k);

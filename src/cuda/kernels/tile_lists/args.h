@@ -24,7 +24,7 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// from_list, and from_function without the caller's list.
+/// from_list, and what kernels without the caller's list take of it.
 struct Args {
   // The caller's list; strides count elements.
   const int* row_offsets = nullptr;  ///< (B|1, Hq|1, query_blocks + 1)
@@ -51,6 +51,11 @@ struct Args {
   unsigned* bits = nullptr;
   int* counts = nullptr;
   unsigned* listed = nullptr;  ///< parts only
+};
+
+/// from_function without the caller's list.
+struct FunctionArgs : Args {
+  const int* taken = nullptr;  ///< of tile::TileLists
 };
 
 /// from_mask.
@@ -100,7 +105,7 @@ inline constexpr int kOrderBytes = 8 * kOrderThreads / 32;
 
 /// cut_bits: the order, and what of the first `most` cut tiles of each row is seen.
 struct CutBitsArgs {
-  Args of;
+  FunctionArgs of;
   OrderArgs order;
   int most = 0;
   unsigned* shown = nullptr;  ///< see tile/lists_args.h

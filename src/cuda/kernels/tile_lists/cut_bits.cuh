@@ -49,6 +49,8 @@ __forceinline__ void write_bits(const FunctionRow<kConfig>& row, int c, int warp
 template <Config kConfig>
 __forceinline__ void cut_bits(const Expressed<CutBitsArgs>& expressed) {
   const CutBitsArgs& args = expressed.args;
+  let_next_start();
+  if (is_taken(args.of.taken)) return;
   if (blockIdx.x == 0) {
     order<kConfig>(args.order);
     return;
@@ -56,7 +58,6 @@ __forceinline__ void cut_bits(const Expressed<CutBitsArgs>& expressed) {
   const int at = (static_cast<int>(blockIdx.x) - 1) / kCutBlocks;
   const int part = static_cast<int>(blockIdx.x) - 1 - at * kCutBlocks;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  let_next_start();
   wait_for_previous();  // for the rows
   const int end = min(args.of.counts[2 * static_cast<i64>(at) + 1], args.most);
   if (part >= end) return;

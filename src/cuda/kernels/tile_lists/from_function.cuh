@@ -119,14 +119,15 @@ struct FunctionRow {
 };
 
 template <Config kConfig>
-__forceinline__ void from_function(const Expressed<Args>& expressed) {
+__forceinline__ void from_function(const Expressed<FunctionArgs>& expressed) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Args& args = expressed.args;
+  const FunctionArgs& args = expressed.args;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const RowIndex index = RowIndex::of_block(args.rows);
   unsigned* counts = reinterpret_cast<unsigned*>(memory);
   unsigned* row_bits = counts + kCountWords;
   let_next_start();
+  if (is_taken(args.taken)) return;
   for (int i = thread; i < kCountWords + 2 * args.words; i += kFunctionThreads) counts[i] = 0;
   __syncthreads();  // all bits are 0
   const FunctionRow<kConfig> row(args, expressed.captures, index, lane);

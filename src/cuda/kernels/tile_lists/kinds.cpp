@@ -15,7 +15,7 @@ namespace {
 
 /// Sizes of blocks are powers of two from here on.
 constexpr std::int64_t kLeastBlock = 16;
-constexpr std::int64_t kSharedLimit = 128 * 1024;
+constexpr std::int64_t kSharedLimit = std::int64_t{128} * 1024;
 
 /// Fewer queries or keys have too few tiles for a kernel before theirs to pay.
 constexpr std::int64_t kLeastLength = 512;

@@ -9,32 +9,31 @@
 
 namespace tilewise::cuda {
 
-/// True where kernels of tiles have a list: the caller's, or what a mask function leaves.
+/// Whether the kernels walk rows of tiles: of the caller's list, or of a mask function.
 bool has_tile_lists(const Problem& problem);
-/// True for the second of these: a mask function without a list of the caller's, in sequences that
-/// have many tiles.
+/// Whether a mask function gives them. The caller has no list then, and sequences have many tiles.
 bool maps_mask(const Problem& problem);
 
-/// True where the kernels for Hopper can take a list that is made of a bool mask: without a list or
-/// a mask function, in sequences that have many tiles.
+/// Whether the Hopper kernels can walk rows of tiles made from a bool mask. The problem has no list
+/// and no mask function then, and sequences have many tiles.
 bool maps_bool_mask(const Problem& problem);
-/// True where they do: the mask is one of keys, and tiles, which are never cut into parts, fill a
-/// card.
+/// Whether they do. It pays if the mask depends on keys only and the tiles fill a card. A listed
+/// tile is never cut into parts.
 bool prefers_map(const Problem& problem);
 
-/// Why a list's blocks do not go with tiles on a machine with `shared_kib` of shared memory for a
-/// block; empty when they do.
+/// Why kernels cannot make rows of tiles from the list. A block has `shared_kib` KiB of shared
+/// memory. Empty if they can.
 std::string tile_lists_refusal(const Problem& problem, std::int64_t shared_kib = 128);
 
-/// Pairs that steps of `queries` x `keys` take over those that a list shows, blocks drawn at
-/// random: a step is taken where one of its blocks is listed. 1 without a list.
+/// Ratio of the pairs that steps of `queries` x `keys` compute to the pairs of the list, for blocks
+/// drawn at random. A step is computed if one of its blocks is listed. 1 without a list.
 double taken_over_listed(const Problem& problem, std::int64_t queries, std::int64_t keys);
-/// The share of a list's pairs among those that position shows.
+/// The pairs of the list as a share of those that position leaves visible.
 double listed_density(const Problem& problem);
 
-/// How a list's blocks and a tile of a kernel for Hopper go together.
+/// How a Hopper kernel with tiles of tile_q x tile_k reads the rows.
 tile::Lists tile_lists_kind(const Problem& problem, int tile_q, int tile_k);
-/// The same for the kernels on mma.sync, which take any list bit by bit.
+/// How the kernels on mma.sync read them: block by block.
 tile::Lists mma_lists(const Problem& problem);
 
 }  // namespace tilewise::cuda

@@ -48,6 +48,7 @@ KernelUnit lists_unit(const Problem& p, const ListsKernel& kernel) {
       break;
     case Work::from_function:
       unit.entry = "from_function";
+      unit.args = "FunctionArgs";
       unit.threads = tile_lists::kFunctionThreads;
       unit = with_functions(std::move(unit), p, "");
       unit.prelude += "#include \"cuda/tile/expression_ranges.cuh\"\n" +
@@ -226,7 +227,8 @@ tile::TileLists TileListsMaker::of_queries() const {
           .classes = order_.classes,
           .tiles = order_.tiles,
           .sharing = sharing_,
-          .heads = heads_};
+          .heads = heads_,
+          .taken = taken_};
 }
 
 tile::TileLists TileListsMaker::of_keys() const {
@@ -253,6 +255,7 @@ ListsStep TileListsMaker::rows_step() const {
     step.blocks = ceil_div(step.blocks, config.rows);
   } else {
     step.kernel.work = Work::from_function;
+    step.args = tile_lists::FunctionArgs{args_, taken_};
     config.tells_placed = wanted_.tells_placed;
     config.shared_bytes = shared_bytes(tile_lists::row_bytes(args_.words), 1024);
   }
@@ -281,7 +284,7 @@ ListsStep TileListsMaker::order_step() const {
   const bool several = wanted_.rows_of_tile > 1;
   if (shown_most_ == 0) return {{Work::order, {.parts = several}}, 1, order_};
   const tile_lists::CutBitsArgs args = {
-      .of = args_, .order = order_, .most = shown_most_, .shown = shown_};
+      .of = {args_, taken_}, .order = order_, .most = shown_most_, .shown = shown_};
   return {{Work::cut_bits, {.tile_q = wanted_.tile_q, .tile_k = wanted_.tile_k, .parts = several}},
           1 + lists_ * args_.rows * tile_lists::kCutBlocks,
           args};
@@ -323,8 +326,10 @@ void TileListsMaker::start(const ListsStep& step, void* stream) const {
   const auto unit = [&](const ListsKernel& kernel) { return lists_unit(problem_, kernel); };
   if (step.kernel.work == Work::from_function) {
     const Kernel kernel = load_by_key(expressions_key(problem_), step.kernel, device, unit);
-    launch_expressed(problem_, kernel, {.x = step.blocks}, stream,
-                     std::get<tile_lists::Args>(step.args));
+    launch_expressed(
+        problem_, kernel,
+        taken_ == nullptr ? Grid{.x = step.blocks} : host::following(step.blocks, device), stream,
+        std::get<tile_lists::FunctionArgs>(step.args));
     return;
   }
   if (step.kernel.work == Work::cut_bits) {

@@ -43,8 +43,8 @@ KernelUnit lists_unit(const Problem& problem, const ListsKernel& kernel);
 struct ListsStep {
   ListsKernel kernel;
   std::int64_t blocks = 0;  ///< of the grid
-  std::variant<tile_lists::Args, tile_lists::MaskArgs, tile_lists::TransposeArgs,
-               tile_lists::OrderArgs, tile_lists::CutBitsArgs>
+  std::variant<tile_lists::Args, tile_lists::FunctionArgs, tile_lists::MaskArgs,
+               tile_lists::TransposeArgs, tile_lists::OrderArgs, tile_lists::CutBitsArgs>
       args;
 };
 
@@ -56,6 +56,9 @@ class TileListsMaker {
   void add_memory(std::vector<MemoryPart>& items) const;
   /// Takes the workspace of add_memory().
   void take(WorkspaceCutter& workspace);
+  /// The kernels of a mask function, and those that read what they make, leave at once where it is
+  /// not 0.
+  void leave_where(const int* taken) { taken_ = taken; }
   // What kernels read, after take(). of_queries() has the order; beside a mask it is up to date
   // only where it is wanted.
   tile::TileLists of_queries() const;
@@ -78,6 +81,7 @@ class TileListsMaker {
   int sharing_ = 1, heads_ = 1;
   int shown_most_ = 0;  ///< cut tiles of a row whose pairs are kept as bits
   unsigned* shown_ = nullptr;
+  const int* taken_ = nullptr;
 
   void take_list();
   void count_lists();

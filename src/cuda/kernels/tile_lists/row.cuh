@@ -43,6 +43,13 @@ struct RowIndex {
   __forceinline__ i64 at(int rows) const { return static_cast<i64>(list) * rows + row; }
 };
 
+/// Whether a kernel before has done the work, which this one and those behind it wait for.
+__forceinline__ bool is_taken(const int* taken) {
+  if (taken == nullptr) return false;
+  wait_for_previous();
+  return *taken != 0;
+}
+
 __forceinline__ void store_counts(const Args& args, i64 row, const unsigned* counts) {
   const int half = static_cast<int>(threadIdx.x);
   if (half < 2) args.counts[row * 2 + half] = static_cast<int>(counts[half]);

@@ -9,6 +9,7 @@ namespace tilewise::tile {
 
 /// L2 eviction priorities in the encoding that createpolicy.fractional gives for a fraction of 1.
 inline constexpr u64 kEvictFirst = 0x12F0000000000000ULL;
+inline constexpr u64 kEvictNormal = 0x1000000000000000ULL;
 inline constexpr u64 kEvictLast = 0x14F0000000000000ULL;
 
 /// Fetches a tensor map ahead of its first use. "prefetch", .tensormap
