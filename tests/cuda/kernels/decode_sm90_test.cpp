@@ -175,6 +175,43 @@ TEST(DecodeSm90, PartsOfWideRowsAreOneWave) {
   EXPECT_EQ(decode_choose(p, h200).items.most_parts, 4);
 }
 
+Plan planned(const std::string& line) {
+  Hardware h200 = machine(90);
+  h200.bandwidth_gbps = 4320.0;
+  return choose(problem(line), h200, {}, kernel_table());
+}
+
+/// As an H200 measured drawn shapes (bench/results/h200/served-parts.csv): the rows of tiles of the
+/// copy engine in whole waves, 1 to 4 % faster than others.
+TEST(DecodeSm90, DrawnShapesTakeTheFastestRowAndParts) {
+  const auto is = [](const std::string& sizes, const std::string& kernel, int parts) {
+    const Plan plan = planned(sizes + " layout=bshd");
+    EXPECT_EQ(plan.kernel, kernel) << sizes;
+    EXPECT_EQ(plan.splits, parts) << sizes;
+  };
+  is("b66 h8/4 q1 k15032 d128 bf16", "flash_fwd_sm90", 1);
+  is("b9 h16/8 q1 k37656 d128 bf16", "flash_fwd_sm90", 11);
+  is("b7 h48/8 q1 k54005 d128 bf16", "flash_fwd_sm90", 7);
+  is("b77 h16/8 q1 k5476 d128 f16", "flash_fwd_sm90", 1);
+  is("b31 h16/8 q1 k15142 d128 bf16", "flash_fwd_sm80", 1);
+  is("b16 h16/2 q1 k16384 d256 bf16", "flash_decode_sm90", 4);
+}
+
+/// Pools tell how many keys all entries may have, where the longest of them says little.
+TEST(DecodeSm90, PartsOfRaggedPagesGoByThePools) {
+  const std::string lengths = " lengths=30000,900,2000,1500,700,4000,900,1200";
+  const Problem p = problem("b8 h32/8 q1 k30000 d128 bf16 layout=bshd paged=16" + lengths);
+  Hardware h200 = machine(90);
+  h200.bandwidth_gbps = 4320.0;
+  const int keys = decode_choose(p, h200).items.keys;
+  EXPECT_GE(keys, 512);
+  EXPECT_LT(keys, 1024);
+  // Cut where each part costs a microsecond of its place.
+  const Problem full = problem("b64 h32/8 q1 k8192 d128 bf16 layout=bshd paged=64" +
+                               tilewise::cuda::lengths(64, "8192"));
+  EXPECT_EQ(decode_choose(full, h200).items.keys, 2048);
+}
+
 /// `tilewise tune` measures the row with other parts than the model's.
 TEST(DecodeSm90, ItsFormsAreItsParts) {
   const Problem p = problem("b16 h32/4 q1 k8192 d128 bf16 layout=bshd");

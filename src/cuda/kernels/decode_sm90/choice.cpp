@@ -31,9 +31,11 @@ constexpr std::int64_t kMostRows = 256;
 /// A block of keys of 32 KiB by the number of row warps, where nothing waits for memory.
 constexpr double kBlockMs[] = {0.72e-3, 0.85e-3, 0.85e-3, 1.1e-3};
 constexpr double kBlockBytes = 32.0 * 1024;
-/// An item's start and end, where no other hides them; the start of a launch; the merge of parts,
+/// An item's start and end, where no other hides them, and of those that two blocks of a
+/// multiprocessor take after their first ones; the start of a launch; the merge of parts,
 /// and each of them.
-constexpr double kItemMs = 3.5e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3, kMergedPartMs = 6e-5;
+constexpr double kItemMs = 3.5e-3, kLaterItemMs = 0.9e-3, kFirstMs = 0.5e-3, kMergeMs = 2.5e-3,
+                 kMergedPartMs = 6e-5;
 /// What one multiprocessor reads at most.
 constexpr double kMostOfOneGbps = 42.0;
 /// How much of a last item runs alone, and of a wave that is not full is lost.
@@ -87,10 +89,24 @@ Config make_config(const Problem& p) {
   return c;
 }
 
-/// Every entry with all its keys.
+/// Rows that all entries may have: of pages no more than the pools hold.
+double all_rows(const Problem& p) {
+  const double most = static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
+  if (!p.paged) return most;
+  return std::min(most, static_cast<double>(p.k.sizes[0] * p.page_size));
+}
+/// Whether lengths must differ: pools hold fewer rows than entries of the longest length would
+/// have.
+bool is_ragged(const Problem& p) {
+  constexpr double kAsGoodAsAll = 0.85;
+  const double most = static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
+  return p.key_lengths.defined() && all_rows(p) < kAsGoodAsAll * most;
+}
+
+/// Every entry with as many keys as its share of all_rows().
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
-  const auto all_keys = static_cast<double>(most_keys(p));
+  const double all_keys = all_rows(p) / static_cast<double>(p.batch);
   const double parts = std::max(1.0, all_keys / c.items.keys);
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
   const double items = pairs * c.items.row_tiles * std::ceil(parts);
@@ -109,6 +125,7 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
   double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
   // With two blocks on a multiprocessor one hides what the other starts and ends.
   ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
+  if (c.config.blocks > 1) ms += kLaterItemMs * std::max(0.0, items / slots - 2.0);
   // Lengths that differ, and waves that are not full, leave some multiprocessors alone at the end.
   if (p.key_lengths.defined() || (waves > 1.0 && items < waves * slots))
     ms += (c.config.blocks > 1 ? kTail : kTailAlone) * longest;
@@ -136,20 +153,36 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
   return c;
 }
 
-Form form(const DecodeChoice& c) {
-  return {c.config.tile_rows(), kBlockN, c.items.most_parts};
+Form form(const DecodeChoice& c) { return {c.config.tile_rows(), kBlockN, c.items.most_parts}; }
+
+/// Keys of a part where lengths on the device differ: each place of the card takes some parts, so
+/// that it is not left alone with a long one, and each part costs it about a microsecond (an H200,
+/// bench/results/h200/served-parts.csv).
+std::int64_t ragged_keys(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
+  constexpr double kPartsOfPlace = 3.5, kLeastKeys = 512.0, kMostKeys = 4096.0, kMostParts = 256.0;
+  const double places = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
+  const double tiles = static_cast<double>(p.heads_k * c.items.row_tiles);
+  const double keys = all_rows(p) * tiles / (kPartsOfPlace * places);
+  const auto most = static_cast<double>(most_keys(p));
+  const double pairs = static_cast<double>(p.batch) * tiles;
+  const double least = std::max({kLeastKeys, most / kMostParts, 2.0 * most * pairs / kMostItems});
+  return static_cast<std::int64_t>(std::clamp(keys, least, std::max(least, kMostKeys)));
 }
 
 /// The parts with the least predicted time.
 DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
   const std::int64_t visible = most_keys(p);
   const DecodeChoice bare = without_parts(p);
+  if (is_ragged(p)) return with_parts(bare, p, ragged_keys(p, bare, machine), machine);
   DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
-  bool found = admits(p, form(best));
+  // Where lengths may differ, nobody is left alone with a long part.
+  const std::int64_t longest = p.key_lengths.defined() && bare.config.blocks > 1 ? 2048 : visible;
+  bool found = visible <= longest && admits(p, form(best));
   const auto consider = [&](std::int64_t parts) {
     // Fewer than two blocks a part do not pay for the merge.
     if (parts < 2 || parts > 256 || visible < 2 * kBlockN * parts) return;
     const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
+    if (c.items.keys > longest && parts < 256) return;
     if (item_count(p, c.items) > kMostItems || !admits(p, form(c))) return;
     if (!found || c.ms < best.ms) best = c;
     found = true;

@@ -136,6 +136,28 @@ struct Choice {
   double ms = 0.0;
 };
 
+/// What a few queries take over what is predicted, and over the rate of memory where that bounds
+/// them.
+struct Slower {
+  double all = 1.0, reading = 1.0;
+};
+/// Tiles that come after others, that parts follow, or that leave places of the card empty read
+/// less (an H200, bench/results/h200/served-parts.csv).
+Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
+  constexpr std::int64_t kFewQueries = 8;
+  constexpr double kLater = 0.03, kSplit = 0.025, kIdle = 0.3, kFree = 0.08;
+  if (p.seq_q > kFewQueries || p.packed || p.key_lengths.defined()) return {};
+  const Tile& tile = *choice.tile;
+  const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
+  const double places =
+      std::max(1, machine.multiprocessors) * resident_blocks(tile, bytes, machine);
+  const double waves = full_tiles(p, tile) * choice.splits / places;
+  if (waves <= 0.0) return {};
+  const double idle = waves < 1.0 ? std::min(1.0, 1.0 / waves - 1.0) : 0.0;
+  return {1.0 + (waves > 1.0 ? kLater : 0.0),
+          1.0 + (choice.splits > 1 ? kSplit : 0.0) + kIdle * std::max(0.0, idle - kFree)};
+}
+
 /// False for what a tile is not for. A step has one scale factor for its keys.
 bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) {
   if (host::form(p).scaled && t.shape.block_n > tile::kScaleRows) return false;
@@ -249,9 +271,10 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
   const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
-  cost.ms =
-      std::max(choice.ms - sooner, 1e-6 * tensors / (read_share(p) * machine.bandwidth_gbps)) +
-      host::options_ms(p, 1, machine);
+  const Slower slow = slower(p, choice, machine);
+  const double reading = slow.reading / (read_share(p) * machine.bandwidth_gbps);
+  cost.ms = slow.all * std::max(choice.ms - sooner, 1e-6 * reading * tensors) +
+            host::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;
   }

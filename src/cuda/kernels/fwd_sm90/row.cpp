@@ -162,7 +162,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   const double mask_ms =
       mask_bits_ms(MaskBitsMaker(p, choice.tile->shape.block_n, false), machine.bandwidth_gbps);
   cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
-                     1e-6 * cost.bytes_moved / machine.bandwidth_gbps);
+                     1e-6 * choice.reading * cost.bytes_moved / machine.bandwidth_gbps);
   if (choice.splits > 1) {
     for (const MemoryPart& item : cost.memory)
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);

@@ -221,6 +221,32 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   return ms * options_factor(p, tile);
 }
 
+/// Whether memory may bound a problem: few queries of each entry on all keys, of one length.
+bool reads_for_few(const Problem& p) {
+  constexpr std::int64_t kFewQueries = 8;
+  return p.seq_q <= kFewQueries && p.left >= p.seq_k && !p.packed && !p.key_lengths.defined() &&
+         !p.block_list.defined() && !p.mask.defined() && !p.bias.defined();
+}
+
+double waves_of(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+  const double places = std::max(1, machine.multiprocessors) * tile.shape.resident;
+  return full_tiles(p, tile, query_grid(p, tile)) * splits / places;
+}
+/// The time that reading keys and values takes, over that of tiles that never end: waves that are
+/// not full read less (an H200, bench/results/h200/served-parts.csv: 0.97 of whole waves).
+double reading_factor(double waves) {
+  constexpr double kWhole = 0.98, kIdle = 0.4;
+  return kWhole + kIdle * (std::ceil(waves) / waves - 1.0);
+}
+/// What reading takes in tiles that start and end alone on their multiprocessor. It ranks numbers
+/// of parts, which predict() finds equal where memory bounds them.
+double reading_ms(const Problem& p, double waves, int splits, const Hardware& machine) {
+  constexpr double kTileMs = 2e-3, kPartMs = 3.5e-4;
+  const auto bytes = static_cast<double>((p.k.numel() + p.v.numel()) * dtype_bytes(p.dtype));
+  return 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves) + kTileMs * waves +
+         kPartMs * splits;
+}
+
 /// Those of a problem with a list or a mapped mask function.
 std::span<const Sm90Tile> list_tiles(const Problem& p, int larger) {
   const BlockList& list = p.block_list;
@@ -441,6 +467,8 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     const Sm90Tile& tile = sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
+  const bool reads = reads_for_few(p);
+  double best_rank = 0.0;
   // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
   for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
@@ -455,12 +483,18 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;
       const double ms = predict(p, tile, splits, machine);
-      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+      const double waves = waves_of(p, tile, splits, machine);
+      const double rank = reads ? std::max(ms, reading_ms(p, waves, splits, machine)) : ms;
+      const bool behind = rank > best_rank || (rank == best_rank && ms >= best.ms);
+      if (best.tile != nullptr && behind) return;
+      best = {&tile, splits, ms, reads ? reading_factor(waves) : 1.0};
+      best_rank = rank;
     };
     for (const int wanted : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48}) consider(wanted);
     // Parts that fill the card a whole number of times.
     const QueryGrid g = query_grid(p, tile);
-    for (const std::int64_t times : {1, 2, 3}) {
+    for (const std::int64_t times : {1, 2, 3, 4, 6}) {
+      if (times > 3 && !reads) break;
       consider(times * machine.multiprocessors / std::max<std::int64_t>(1, g.heads * g.blocks));
     }
   }

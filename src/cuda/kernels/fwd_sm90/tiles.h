@@ -64,6 +64,7 @@ struct Sm90Choice {
   const Sm90Tile* tile = nullptr;
   int splits = 1;
   double ms = 0.0;
+  double reading = 1.0;  ///< of the time that memory takes at least, what these tiles take
 };
 Sm90Choice sm90_choose(const Problem& problem, const Hardware& machine);
 
