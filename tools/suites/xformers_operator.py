@@ -7,7 +7,6 @@ The other masks are options of tilewise.attention.
 from __future__ import annotations
 
 import os
-
 from typing import Any
 
 import tilewise

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cpu/flash/decode_geometry.h"
+#include "cpu/flash/decode_join.h"
 #include "cpu/flash/score_steps.h"
 #include "cpu/flash/visible.h"
 #include "cpu/key_run.h"
@@ -464,7 +465,7 @@ class Decode {
     float* l = l_ + at;
     for (std::int64_t row = heads.begin * sequence.q_length; row < heads.end * sequence.q_length;
          ++row) {
-      join_row(row, m, l, o);
+      join_splits(g_, row, m, l, o);
     }
     for (std::int64_t head = heads.begin; head < heads.end && sequence.q_length > 0; ++head) {
       const std::int64_t first = head * sequence.q_length;
@@ -473,26 +474,6 @@ class Decode {
                    static_cast<int>(sequence.q_length)},
                   m + first, l + first, o + first * g_.ld_v, g_.ld_v);
     }
-  }
-
-  void join_row(std::int64_t row, float* m, float* l, float* o) const {
-    float high = kNothing;
-    for (std::int64_t split = 0; split < g_.splits; ++split) {
-      high = std::max(high, m[split * g_.rows + row]);
-    }
-    const float shift = high == kNothing ? 0.0F : high;  // -inf - -inf would be NaN
-    float* sum = o + row * g_.ld_v;
-    for (std::int64_t split = 0; split < g_.splits; ++split) {
-      const std::int64_t at = split * g_.rows + row;
-      const float factor = std::exp(m[at] - shift);
-      const float* part = o + at * g_.ld_v;
-      const bool first = split == 0;
-      l[row] = first ? factor * l[row] : l[row] + factor * l[at];
-      for (std::int64_t c = 0; c < g_.ld_v; ++c) {
-        sum[c] = first ? factor * sum[c] : sum[c] + factor * part[c];
-      }
-    }
-    m[row] = high;
   }
 
   const Problem& p_;

@@ -12,6 +12,7 @@
 #include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
 #include "cuda/kernels/fwd_sm90/tile_tables.h"
+#include "cuda/kernels/fwd_sm90/times.h"
 #include "cuda/kernels/rows/score_strip.h"
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "expression/affine.h"
@@ -29,6 +30,7 @@ using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 using fwd_sm90::Schedule;
 using namespace sm90_tables;
+using namespace sm90_times;
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -37,8 +39,6 @@ constexpr std::int64_t kShortKeys = 2048;
 constexpr int kSharedLimit = 227 * 1024;
 /// Parts that keys are split into at most.
 constexpr int kMostSplits = 64;
-/// Tiles of which the average takes this share of the longest one's time are as good as even.
-constexpr double kEven = 0.85;
 /// Boxes of fewer rows take the copy engine longer than threads take to copy the rows.
 constexpr int kLeastBoxRows = 4;
 /// Share of a tile's rows that must be gained before heads are packed.
@@ -56,15 +56,6 @@ Modification modification(const Problem& p) {
   if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
   return softcap ? Modification::softcap : Modification::alibi;
 }
-
-/// Whether the copy engine can bring the elements of a bias, where it has a row for each query.
-/// That of packed sequences begins where they do.
-bool engine_brings_bias(const Problem& p) {
-  if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2 || p.bias.strides[2] == 0) return false;
-  return sm90_lengths(p) == Lengths::dense && !p.paged && bias_map_refusal(p.bias).empty();
-}
-
-bool lists_tiles(const Problem& p, const Sm90Tile& tile) { return tile.maps || has_tile_lists(p); }
 
 /// log2 of the query heads that a tile of 128 rows packs, so that its queries are a block of the
 /// list: where the heads of a group share the list and few rows stand for none. 0: none.
@@ -89,83 +80,9 @@ int listed_pack_shift(const Problem& p) {
   return filled && list.block_q >= kRows >> shift ? shift : 0;
 }
 
-/// Queries of a tile, row blocks of a head, heads as tiles see them.
-struct QueryGrid {
-  std::int64_t queries, blocks, heads;
-};
-QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
-  const int shift = sm90_pack_shift(p, tile);
-  const std::int64_t queries = tile.block_m() >> shift;
-  const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed && !lists_tiles(p, tile)) return {queries, host::query_blocks(p, queries), heads};
-  return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
-}
-
-/// Tiles of all heads that have queries. Of packed sequences about half of the last ones are none,
-/// and those of a list beyond a sequence's end are passed over.
-double full_tiles(const Problem& p, const Sm90Tile& tile, const QueryGrid& g) {
-  if (!p.packed) return static_cast<double>(g.heads * g.blocks);
-  const std::int64_t heads = sm90_pack_shift(p, tile) > 0 ? p.heads_k : p.heads_q;
-  const auto blocks = static_cast<double>(host::query_blocks(p, g.queries));
-  return static_cast<double>(heads) * (blocks - 0.5 * static_cast<double>(p.batch));
-}
-
-/// Blocks of keys that a tile takes, those that a diagonal cuts counted whole.
-struct TileBlocks {
-  double average, longest;
-};
-TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
-  const auto rows = static_cast<double>(p.query_rows());
-  const double keys = visible_pairs(p) / std::max(1.0, rows);
-  const double cut =
-      p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
-  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n);
-  const auto blocks = [&](double of) {
-    return std::clamp((of + cut) / tile.shape.block_n, 1.0, all);
-  };
-  // Under a mask the last row or, with fewer keys than queries, one before it sees most.
-  std::int64_t most = 0;
-  const Sequence s{.q_begin = 0, .q_length = p.seq_q, .k_begin = 0, .k_length = p.seq_k};
-  for (const std::int64_t i : {p.seq_q / 2, p.seq_q - 1}) {
-    const KeyRange seen = p.visible_keys(s, i);
-    most = std::max(most, seen.end - seen.begin);
-  }
-  return {blocks(keys), std::max(blocks(keys), blocks(static_cast<double>(most)))};
-}
-
 bool is_short_window(const Problem& p) {
   const std::int64_t width = std::min(p.left, p.seq_k) + std::min(p.right, p.seq_k);
   return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
-}
-
-/// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
-/// half of the other, for two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows
-/// that one warp copied).
-double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
-  if (!p.paged) return block_us;
-  // A warp's box of a panel; a panel's row that threads copy.
-  constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
-  const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
-  const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
-  const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
-  const double copy_us =
-      by_rows ? kRowUs * tile.shape.block_n * panels
-              : kBoxUs * panels * std::ceil(static_cast<double>(boxes) / fwd_sm90::kProducerWarps);
-  return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
-}
-
-/// What the options slow a block down by, as measured on an H200.
-double options_factor(const Problem& p, const Sm90Tile& tile) {
-  const double pair_us = tile.shape.warpgroups == 2 ? 1.2e-4 : 1.4e-4;
-  const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
-  double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
-  if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
-  if (p.bias.defined()) {
-    const bool staged = tile.shape.block_n % 64 == 0 && bias_begins_even(p);
-    const bool boxed = staged && tile.shape.warpgroups == 3 && engine_brings_bias(p);
-    factor *= boxed ? 1.45 : staged ? 2.0 : 3.0;  // or by memory, one by one
-  }
-  return factor;
 }
 
 /// Whether tiles of 64 queries would come in two waves of three to a multiprocessor. Only plain
@@ -181,70 +98,6 @@ bool has_few_tiles(const Problem& p) {
   const std::int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, std::int64_t{64});
   return p.seq_q >= kLeastRows && std::max(p.seq_q, p.seq_k) <= kMostRows && tiles >= kLeastTiles &&
          tiles <= kMostTiles;
-}
-
-/// Tiles that share a multiprocessor slow one another down; alone they take so much of the time.
-double sharing_factor(const Problem& p, const Sm90Tile& tile, double jobs, double sms) {
-  constexpr double kAlone = 0.35;
-  if (tile.shape.resident == 1 || lists_tiles(p, tile)) return 1.0;
-  return kAlone + (1.0 - kAlone) * std::min(1.0, jobs / sms);
-}
-
-double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
-  const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
-  const QueryGrid g = query_grid(p, tile);
-  const double tiles = full_tiles(p, tile, g);
-  const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
-  const double blocks = of_tile.average;
-  const double parts = std::min<double>(splits, std::ceil(blocks));
-  // Masked blocks run faster: the card draws less power and clocks higher.
-  const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
-  const bool masked = p.has_positional_mask();
-  // Under a mask a few queries at the end of many keys see nearly all of them: even tiles. A list's
-  // rows differ.
-  const bool listed = p.block_list.defined();
-  const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
-  const Sm90Time& time = masked ? tile.masked : tile.full;
-  const double of_part = blocks / parts;
-  const double jobs = tiles * parts;
-  const double full_us = time.fixed_us + skew * paged_us(p, tile, time.block_us) *
-                                             (even ? std::ceil(of_part - 1e-6) : of_part);
-  const double part_us = full_us * sharing_factor(p, tile, jobs, sms);
-  // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
-  const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
-  double ms = host::kKernelMs + 1e-3 * waves * part_us;
-  if (splits > 1) {
-    const double partial =
-        static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
-    ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
-  }
-  return ms * options_factor(p, tile);
-}
-
-/// Whether memory may bound a problem: few queries of each entry on all keys, of one length.
-bool reads_for_few(const Problem& p) {
-  constexpr std::int64_t kFewQueries = 8;
-  return p.seq_q <= kFewQueries && p.left >= p.seq_k && !p.packed && !p.key_lengths.defined() &&
-         !p.block_list.defined() && !p.mask.defined() && !p.bias.defined();
-}
-
-double waves_of(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
-  const double places = std::max(1, machine.multiprocessors) * tile.shape.resident;
-  return full_tiles(p, tile, query_grid(p, tile)) * splits / places;
-}
-/// The time that reading keys and values takes, over that of tiles that never end: waves that are
-/// not full read less (an H200, bench/results/h200/served-parts.csv: 0.97 of whole waves).
-double reading_factor(double waves) {
-  constexpr double kWhole = 0.98, kIdle = 0.4;
-  return kWhole + kIdle * (std::ceil(waves) / waves - 1.0);
-}
-/// What reading takes in tiles that start and end alone on their multiprocessor. It ranks numbers
-/// of parts, which predict() finds equal where memory bounds them.
-double reading_ms(const Problem& p, double waves, int splits, const Hardware& machine) {
-  constexpr double kTileMs = 2e-3, kPartMs = 3.5e-4;
-  const auto bytes = static_cast<double>((p.k.numel() + p.v.numel()) * dtype_bytes(p.dtype));
-  return 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves) + kTileMs * waves +
-         kPartMs * splits;
 }
 
 /// Those of a problem with a list or a mapped mask function.
@@ -281,7 +134,7 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   } else if (larger <= 96) {
     tiles = kTiles96;
   } else if (larger <= 128) {
-    const bool alone = engine_brings_bias(p) && !p.mask.defined() && !drops(p);
+    const bool alone = sm90_engine_brings_bias(p) && !p.mask.defined() && !drops(p);
     tiles = alone ? std::span<const Sm90Tile>(kBiased128) : kTiles128;
   } else if (larger <= 192) {
     tiles = kTiles192;
@@ -319,7 +172,8 @@ namespace {
 
 /// Whether it brings them for a config. A list tells late which tile of keys is next.
 bool boxes_bias(const Problem& p, const Config& config) {
-  if (!engine_brings_bias(p) || config.split || config.lists != tile::Lists::none) return false;
+  if (!sm90_engine_brings_bias(p) || config.split || config.lists != tile::Lists::none)
+    return false;
   return config.shape.warpgroups == 3 && config.shape.block_n % 64 == 0;
 }
 
@@ -339,6 +193,15 @@ void make_room(Config& config) {
 }
 
 }  // namespace
+
+bool sm90_engine_brings_bias(const Problem& p) {
+  if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2 || p.bias.strides[2] == 0) return false;
+  return sm90_lengths(p) == Lengths::dense && !p.paged && bias_map_refusal(p.bias).empty();
+}
+
+bool sm90_lists_tiles(const Problem& p, const Sm90Tile& tile) {
+  return tile.maps || has_tile_lists(p);
+}
 
 int sm90_box_rows(const Problem& p, int block_n) {
   return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
@@ -478,7 +341,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && (lists_tiles(p, tile) || tile.shape.resident > 1)) return;
+      if (wanted > 1 && (sm90_lists_tiles(p, tile) || tile.shape.resident > 1)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;

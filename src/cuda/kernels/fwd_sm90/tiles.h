@@ -46,6 +46,13 @@ int sm90_box_rows(const Problem& problem, int block_n);
 /// How a block of `block_n` keys comes.
 fwd_sm90::PageCopies sm90_page_copies(const Problem& problem, int block_n);
 
+/// Whether the copy engine can bring the elements of a bias, where it has a row for each query.
+/// That of packed sequences begins where they do.
+bool sm90_engine_brings_bias(const Problem& problem);
+
+/// Whether a tile walks a list of tiles of keys.
+bool sm90_lists_tiles(const Problem& problem, const Sm90Tile& tile);
+
 fwd_sm90::Config sm90_config(const Problem& problem, const Sm90Tile& tile, bool split);
 
 /// Of by_documents() of a problem.

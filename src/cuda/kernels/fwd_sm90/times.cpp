@@ -1,0 +1,153 @@
+#include "cuda/kernels/fwd_sm90/times.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/host/common.h"
+#include "cuda/host/constants.h"
+#include "cuda/host/options.h"
+#include "cuda/host/sm90_mask.h"
+#include "plan/accounting.h"
+#include "problem/blocks.h"
+
+namespace tilewise::cuda::sm90_times {
+namespace {
+
+/// Tiles of which the average takes this share of the longest one's time are as good as even.
+constexpr double kEven = 0.85;
+
+/// Tiles of all heads that have queries. Of packed sequences about half of the last ones are none,
+/// and those of a list beyond a sequence's end are passed over.
+double full_tiles(const Problem& p, const Sm90Tile& tile, const QueryGrid& g) {
+  if (!p.packed) return static_cast<double>(g.heads * g.blocks);
+  const std::int64_t heads = sm90_pack_shift(p, tile) > 0 ? p.heads_k : p.heads_q;
+  const auto blocks = static_cast<double>(host::query_blocks(p, g.queries));
+  return static_cast<double>(heads) * (blocks - 0.5 * static_cast<double>(p.batch));
+}
+
+/// Blocks of keys that a tile takes, those that a diagonal cuts counted whole.
+struct TileBlocks {
+  double average, longest;
+};
+TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
+  const auto rows = static_cast<double>(p.query_rows());
+  const double keys = visible_pairs(p) / std::max(1.0, rows);
+  const double cut =
+      p.has_positional_mask() ? 0.5 * static_cast<double>(tile.shape.block_n + queries) : 0.0;
+  const double all = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n);
+  const auto blocks = [&](double of) {
+    return std::clamp((of + cut) / tile.shape.block_n, 1.0, all);
+  };
+  // Under a mask the last row or, with fewer keys than queries, one before it sees most.
+  std::int64_t most = 0;
+  const Sequence s{.q_begin = 0, .q_length = p.seq_q, .k_begin = 0, .k_length = p.seq_k};
+  for (const std::int64_t i : {p.seq_q / 2, p.seq_q - 1}) {
+    const KeyRange seen = p.visible_keys(s, i);
+    most = std::max(most, seen.end - seen.begin);
+  }
+  return {blocks(keys), std::max(blocks(keys), blocks(static_cast<double>(most)))};
+}
+
+/// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
+/// half of the other, for two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows
+/// that one warp copied).
+double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
+  if (!p.paged) return block_us;
+  // A warp's box of a panel; a panel's row that threads copy.
+  constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
+  const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
+  const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
+  const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
+  const double copy_us =
+      by_rows ? kRowUs * tile.shape.block_n * panels
+              : kBoxUs * panels * std::ceil(static_cast<double>(boxes) / fwd_sm90::kProducerWarps);
+  return std::max(block_us, copy_us) + 0.5 * std::min(block_us, copy_us);
+}
+
+/// What the options slow a block down by, as measured on an H200.
+double options_factor(const Problem& p, const Sm90Tile& tile) {
+  const double pair_us = tile.shape.warpgroups == 2 ? 1.2e-4 : 1.4e-4;
+  const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
+  double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
+  if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
+  if (p.bias.defined()) {
+    const bool staged = tile.shape.block_n % 64 == 0 && bias_begins_even(p);
+    const bool boxed = staged && tile.shape.warpgroups == 3 && sm90_engine_brings_bias(p);
+    factor *= boxed ? 1.45 : staged ? 2.0 : 3.0;  // or by memory, one by one
+  }
+  return factor;
+}
+
+/// Tiles that share a multiprocessor slow one another down; alone they take so much of the time.
+double sharing_factor(const Problem& p, const Sm90Tile& tile, double jobs, double sms) {
+  constexpr double kAlone = 0.35;
+  if (tile.shape.resident == 1 || sm90_lists_tiles(p, tile)) return 1.0;
+  return kAlone + (1.0 - kAlone) * std::min(1.0, jobs / sms);
+}
+
+}  // namespace
+
+QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
+  const int shift = sm90_pack_shift(p, tile);
+  const std::int64_t queries = tile.block_m() >> shift;
+  const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
+  if (p.packed && !sm90_lists_tiles(p, tile))
+    return {queries, host::query_blocks(p, queries), heads};
+  return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
+}
+
+double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+  const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
+  const QueryGrid g = query_grid(p, tile);
+  const double tiles = full_tiles(p, tile, g);
+  const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
+  const double blocks = of_tile.average;
+  const double parts = std::min<double>(splits, std::ceil(blocks));
+  // Masked blocks run faster: the card draws less power and clocks higher.
+  const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
+  const bool masked = p.has_positional_mask();
+  // Under a mask a few queries at the end of many keys see nearly all of them: even tiles. A list's
+  // rows differ.
+  const bool listed = p.block_list.defined();
+  const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
+  const Sm90Time& time = masked ? tile.masked : tile.full;
+  const double of_part = blocks / parts;
+  const double jobs = tiles * parts;
+  const double full_us = time.fixed_us + skew * paged_us(p, tile, time.block_us) *
+                                             (even ? std::ceil(of_part - 1e-6) : of_part);
+  const double part_us = full_us * sharing_factor(p, tile, jobs, sms);
+  // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
+  const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
+  double ms = host::kKernelMs + 1e-3 * waves * part_us;
+  if (splits > 1) {
+    const double partial =
+        static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
+    ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
+  }
+  return ms * options_factor(p, tile);
+}
+
+bool reads_for_few(const Problem& p) {
+  constexpr std::int64_t kFewQueries = 8;
+  return p.seq_q <= kFewQueries && p.left >= p.seq_k && !p.packed && !p.key_lengths.defined() &&
+         !p.block_list.defined() && !p.mask.defined() && !p.bias.defined();
+}
+
+double waves_of(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+  const double places = std::max(1, machine.multiprocessors) * tile.shape.resident;
+  return full_tiles(p, tile, query_grid(p, tile)) * splits / places;
+}
+
+double reading_factor(double waves) {
+  constexpr double kWhole = 0.98, kIdle = 0.4;
+  return kWhole + kIdle * (std::ceil(waves) / waves - 1.0);
+}
+
+double reading_ms(const Problem& p, double waves, int splits, const Hardware& machine) {
+  constexpr double kTileMs = 2e-3, kPartMs = 3.5e-4;
+  const auto bytes = static_cast<double>((p.k.numel() + p.v.numel()) * dtype_bytes(p.dtype));
+  return 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves) + kTileMs * waves +
+         kPartMs * splits;
+}
+
+}  // namespace tilewise::cuda::sm90_times

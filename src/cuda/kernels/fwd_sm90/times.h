@@ -1,0 +1,31 @@
+/// What a tile of fwd_sm90 would take for a problem. The constants are measured (README.md).
+#pragma once
+
+#include "cuda/kernels/fwd_sm90/tiles.h"
+
+namespace tilewise::cuda::sm90_times {
+
+/// Queries of a tile, row blocks of a head, heads as tiles see them.
+struct QueryGrid {
+  std::int64_t queries, blocks, heads;
+};
+QueryGrid query_grid(const Problem& problem, const Sm90Tile& tile);
+
+/// Milliseconds with the keys in `splits` parts, their merge counted.
+double predict(const Problem& problem, const Sm90Tile& tile, int splits, const Hardware& machine);
+
+/// Whether memory may bound a problem: few queries of each entry on all keys, of one length.
+bool reads_for_few(const Problem& problem);
+
+/// Tiles over the places that the machine has for them.
+double waves_of(const Problem& problem, const Sm90Tile& tile, int splits, const Hardware& machine);
+
+/// The time that reading keys and values takes, over that of tiles that never end: waves that are
+/// not full read less (an H200, bench/results/h200/served-parts.csv: 0.97 of whole waves).
+double reading_factor(double waves);
+
+/// What reading takes in tiles that start and end alone on their multiprocessor. It ranks numbers
+/// of parts, which predict() finds equal where memory bounds them.
+double reading_ms(const Problem& problem, double waves, int splits, const Hardware& machine);
+
+}  // namespace tilewise::cuda::sm90_times
