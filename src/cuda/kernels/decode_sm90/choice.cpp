@@ -180,7 +180,7 @@ DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
   bool found = visible <= longest && admits(p, form(best));
   const auto consider = [&](std::int64_t parts) {
     // Fewer than two blocks a part do not pay for the merge.
-    if (parts < 2 || parts > 256 || visible < std::int64_t{2 * kBlockN} * parts) return;
+    if (parts < 2 || parts > 256 || visible < 2 * parts * kBlockN) return;
     const DecodeChoice c = with_parts(bare, p, ceil_div(visible, parts), machine);
     if (c.items.keys > longest && parts < 256) return;
     if (item_count(p, c.items) > kMostItems || !admits(p, form(c))) return;
