@@ -195,7 +195,8 @@ void make_room(Config& config) {
 }  // namespace
 
 bool sm90_engine_brings_bias(const Problem& p) {
-  if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2 || p.bias.strides[2] == 0) return false;
+  if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2) return false;
+  if (p.bias.strides[2] == 0 || p.bias.strides[3] != 1) return false;
   return sm90_lengths(p) == Lengths::dense && !p.paged && bias_map_refusal(p.bias).empty();
 }
 
