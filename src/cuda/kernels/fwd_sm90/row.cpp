@@ -15,6 +15,7 @@
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/fwd_sm90/fill.h"
 #include "cuda/kernels/fwd_sm90/tiles.h"
+#include "cuda/kernels/fwd_sm90/times.h"
 #include "cuda/kernels/fwd_sm90/unit.h"
 #include "cuda/kernels/rows/combine.h"
 #include "cuda/kernels/rows/documents.h"
@@ -119,11 +120,15 @@ std::optional<DocumentKernel> document_kernel(const Problem& p, const Hardware& 
   Problem apart = typical;
   apart.packed = false;
   apart.batch = ceil_div(p.batch * p.seq_q, typical.seq_q);
-  const Sm90Choice choice = sm90_choose(apart, machine);
-  if (choice.tile == nullptr || choice.splits > 1 || choice.tile->shape.warpgroups == 1)
-    return std::nullopt;
+  const Sm90Tile* best = nullptr;
+  for (const Sm90Tile& tile : sm90_tiles(packed)) {
+    if (tile.for_windows()) continue;
+    const auto ms = [&](const Sm90Tile& of) { return sm90_times::predict(apart, of, 1, machine); };
+    if (best == nullptr || ms(tile) < ms(*best)) best = &tile;
+  }
+  if (best == nullptr || best->shape.warpgroups == 1) return std::nullopt;
   DocumentKernel made;
-  made.config = sm90_documents_config(packed, *choice.tile);
+  made.config = sm90_documents_config(packed, *best);
   if (made.config.pack_heads || !made.config.schedule.dynamic) return std::nullopt;
   made.order = sm90_order(typical, made.config, made.rows(), 1);
   return made;
@@ -287,13 +292,6 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     }
   }
   add(DType::bfloat16, 128, true, 16384, true);
-  for (const std::int64_t dim : {64, 128}) {
-    Problem p = by_documents(problem(DType::bfloat16, dim, 8192, 8192));
-    p.causal = Causal::bottom_right, p.right = 0;
-    const Sm90Tile& tile = sm90_tiles(p)[dim == 128 ? 1 : 0];
-    add_unit(sm90_documents_config(p, tile));
-    add_documents_units(units, tile.block_m());
-  }
 }
 
 namespace {

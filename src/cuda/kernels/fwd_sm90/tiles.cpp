@@ -118,6 +118,14 @@ std::span<const Sm90Tile> list_tiles(const Problem& p, int larger) {
   return plain ? apart : apart.subspan(1);
 }
 
+/// Whether a head's queries, packed with those of its group, are rows of one tile of 64.
+bool fills_one_warpgroup(const Problem& p) {
+  for (const Sm90Tile& tile : sm90_tiles(p)) {
+    if (tile.shape.warpgroups == 1) return 64 >> sm90_pack_shift(p, tile) >= p.seq_q;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
@@ -337,6 +345,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   const bool maps = prefers_map(p) && !drops(p);
   for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
+    if (reads && tile.shape.warpgroups > 1 && fills_one_warpgroup(p)) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;

@@ -45,13 +45,6 @@ Problem by_documents(const Problem& p) {
   return packed;
 }
 
-void add_documents_units(std::vector<PackUnit>& units, int rows) {
-  for (const bool wide : {false, true}) {
-    units.push_back(
-        {.unit = unit({.rows = rows, .wide = wide}), .row = "flash_fwd_sm90", .instruction = ""});
-  }
-}
-
 DocumentBlocks::DocumentBlocks(const Problem& p, int rows) : problem_(p) {
   const DocumentIds of = *ids_of(p);
   const Tensor& ids = p.mask_function.captures[static_cast<std::size_t>(of.capture)];

@@ -17,9 +17,6 @@ bool compares_documents(const Problem& problem);
 /// lengths are for it to find.
 Problem by_documents(const Problem& problem);
 
-/// Those of row blocks of `rows` rows.
-void add_documents_units(std::vector<PackUnit>& units, int rows);
-
 /// Finds the row blocks of the documents of such a problem. The problem outlives it.
 class DocumentBlocks {
  public:
