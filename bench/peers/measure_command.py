@@ -85,7 +85,9 @@ def measure_cells(args: argparse.Namespace, begun: float, known: dict[str, Conte
     library = Library(library_of(args))
     peers = [known[name] for name in args.peers.split(",") if name]
     named = args.fa3.with_suffix(".commit") if args.fa3 else None
-    commit = named.read_text().strip() if named and named.exists() else str(args.fa3 or "")
+    commit = (
+        named.read_text().strip() if named and named.exists() else args.fa3.name if args.fa3 else ""
+    )
     env = report.environment(args.build / "tilewise", commit)
     env["rounds"] = args.rounds
     if args.mem_limit:

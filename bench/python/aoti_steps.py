@@ -123,7 +123,7 @@ def run_step(step: str, device: str, folder: Path) -> None:
 
 def frames_of(errors: str) -> str:
     """The frames of installed packages, as "package/file.py:line function"."""
-    frames = re.findall(r'([^"\n]*)", line (\d+) in (\S+)', errors)
+    frames = re.findall(r'([^"\n]*)", line (\d+),? in (\S+)', errors)
     named = [(path.rpartition("site-packages/")[2], *rest) for path, *rest in frames]
     return "; ".join(f"{path}:{line} {name}" for path, line, name in named if path[0] != "/")
 

@@ -128,7 +128,8 @@ std::string unexpected(const CLI::App& program) {
   }
   const std::vector<std::string> rest = program.remaining(true);
   const std::string word = rest.empty() ? "" : rest.front();
-  const bool may_be_value = word.starts_with('-') && misses_a_value(*app);
+  const bool is_long = word.starts_with("--");
+  const bool may_be_value = word.starts_with('-') && !is_long && misses_a_value(*app);
   return fmt::format("'{}' is not an argument of {}{}", word, name,
                      may_be_value ? "; a value that begins with - comes last, after --" : "");
 }

@@ -12,7 +12,7 @@ from ._spec import BIAS, CU_SEQLENS_Q, LAYOUT, SINKS, Spec, named_arrays, seed_w
 
 
 def _check_kinds(spec: Spec, **arrays: Any) -> None:
-    """Names an array whose memory does not say all. A torch tensor beside a q that is none would
+    """Refuses arrays that are more than their memory. A torch tensor beside a q that is none would
     lose its negative bit and its gradient, a masked array its mask."""
     torch = sys.modules.get("torch")
     for name, value in named_arrays(spec, arrays):

@@ -14,7 +14,7 @@ from ._torch_onlookers import in_memory
 # Not by its name in torch.nn.functional, under which a caller may have put a drop-in.
 _torch_s_own = torch._C._nn.scaled_dot_product_attention
 
-# What torch's function has a word for, or what belongs to an option that it has none for.
+# Options that torch's function supports, and fields that only accompany others.
 _TORCH_HAS = {
     *("mask", "bias", "alibi_slopes", "key_lengths", "seed", "layout", "scale", "causal"),
     *("window_left", "window_right", "dropout_p", "deterministic", "precision"),

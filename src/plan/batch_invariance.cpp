@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "problem/blocks.h"
+
 namespace tilewise {
 namespace {
 
@@ -24,7 +26,8 @@ Problem one_entry(const Problem& problem) {
   for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.d_o, &p.d_lse, &p.dq, &p.dk, &p.dv, &p.mask,
                     &p.bias, &p.dbias, &p.alibi_slopes, &p.block_table}) {
     const bool pool = p.paged && (t == &p.k || t == &p.v);
-    if (t->defined() && !pool) t->sizes[0] = 1;
+    // How many pages the other entries have decides nothing.
+    if (t->defined()) t->sizes[0] = pool ? ceil_div(p.seq_k, p.page_size) : 1;
   }
   return p;
 }

@@ -190,8 +190,6 @@ class Bench(CliTest):
             "--mask": ("i > j", "mask_expr='i > j'"),
             "--score": ("-score", "score='-score'"),
             "--dropout": ("0.2", "dropout=0.2"),
-            "--dropout-seed": ("9", ""),
-            "--dropout-offset": ("2", ""),
             "--precision": ("exact", "exact"),
         }
         words = ["bench", "--preset", "own", "--pass", "fwd", "--format", "json", *QUICK]
@@ -200,6 +198,11 @@ class Bench(CliTest):
             self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
             (row,) = json.loads(done.stdout)["rows"]
             self.assertIn(shown, row["mask"] + row["precision"], name)
+        plan = ["plan", "--preset", "own", "--pass", "fwd", "--format", "json"]
+        for name, shown in (("--dropout-seed", "seed=9"), ("--dropout-offset", "offset=9")):
+            done = run(*plan, name, "9", env={"TILEWISE_CASES_DIR": str(folder)})
+            self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+            self.assertIn(shown, json.loads(done.stdout)[0]["problem"])
         for flag in ("--causal", "--deterministic"):
             done = run(*words, flag, env={"TILEWISE_CASES_DIR": str(folder)})
             self.assertEqual(done.returncode, 0, f"{flag}: {done.stderr}")

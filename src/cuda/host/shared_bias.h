@@ -15,8 +15,8 @@ Tensor stored_bias(const Tensor& bias);
 std::string bias_map_refusal(const Tensor& bias);
 /// Boxes of `rows` queries x 64 keys. In a context: it makes a tensor map.
 tile::BiasTiles bias_tiles(const Tensor& bias, int rows);
-/// Whether the heads of a batch entry read the same elements, one for each query and key, and more
-/// of them than stay in the L2 cache from one head to the next.
+/// Whether the heads of a batch entry read the same elements, one for each query and key. They must
+/// be more than stay in the L2 cache from one head to the next.
 bool heads_share_bias(const Problem& problem);
 /// Bytes of what a section of such heads reads again and again.
 inline constexpr std::int64_t kSharedBiasSection = std::int64_t{32} << 20;

@@ -181,9 +181,9 @@ Plan planned(const std::string& line) {
   return choose(problem(line), h200, {}, kernel_table());
 }
 
-/// As an H200 measured drawn shapes (bench/results/h200/served-parts.csv): the rows of tiles of the
-/// copy engine in whole waves, 1 to 4 % faster than others.
-TEST(DecodeSm90, DrawnShapesTakeTheFastestRowAndParts) {
+/// As an H200 measured drawn shapes (bench/results/h200/served-parts.csv): rows and parts within 2
+/// % of the fastest.
+TEST(DecodeSm90, DrawnShapesTakeFastRowsAndParts) {
   const auto is = [](const std::string& sizes, const std::string& kernel, int parts) {
     const Plan plan = planned(sizes + " layout=bshd");
     EXPECT_EQ(plan.kernel, kernel) << sizes;
@@ -195,6 +195,17 @@ TEST(DecodeSm90, DrawnShapesTakeTheFastestRowAndParts) {
   is("b77 h16/8 q1 k5476 d128 f16", "flash_fwd_sm90", 1);
   is("b31 h16/8 q1 k15142 d128 bf16", "flash_fwd_sm80", 1);
   is("b16 h16/2 q1 k16384 d256 bf16", "flash_decode_sm90", 4);
+}
+
+/// With `deterministic` an entry's parts do not follow from the pages of the others (CONTRACT 14).
+TEST(DecodeSm90, PoolsDecideNothingWithDeterministic) {
+  const std::string one = " h64/8 q1 k32768 d128 bf16 paged=16 deterministic layout=bshd";
+  const Plan few = planned("b2 lengths=8000,32768" + one);
+  std::string lengths = "8000";
+  for (int i = 0; i < 15; ++i) lengths += ",500";
+  const Plan many = planned("b17 lengths=" + lengths + ",32768" + one);
+  EXPECT_EQ(few.kernel, many.kernel);
+  EXPECT_EQ(few.splits, many.splits);
 }
 
 /// Pools tell how many keys all entries may have, where the longest of them says little.

@@ -263,7 +263,7 @@ TEST(Sm90Options, TheCopyEngineBringsABiasOfEachQueryWhoseRowsBeginAt16Bytes) {
   for (const char* line :
        {"b2 h4 s4096 d64 bf16 bias=b,1,1,k:bf16", "b2 h4 s4096 d64 bf16 bias=1,1,q,k",
         "b2 h4 q4096 k4090 d64 bf16 bias=1,1,q,k:bf16", "b2 h4 s4096 d64 bf16",
-        "b2 h4 s4096 d96 bf16 bias=1,1,q,k:bf16",
+        "b2 h4 s4096 d96 bf16 bias=1,1,q,k:bf16", "packed=2000,3000 h4 d64 bf16 bias=h,q,k:bf16",
         "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 dropout=0.1",
         "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 mask=1,1,q,k"})
     EXPECT_EQ(stages(line), 0) << line;

@@ -155,8 +155,8 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
 
 Form form(const DecodeChoice& c) { return {c.config.tile_rows(), kBlockN, c.items.most_parts}; }
 
-/// Keys of a part where lengths on the device differ: each place of the card takes some parts, so
-/// that it is not left alone with a long one, and each part costs it about a microsecond (an H200,
+/// Keys of a part where lengths on the device differ. Each place of the card takes some parts, so
+/// that none is left alone with a long one. A part costs about a microsecond (an H200,
 /// bench/results/h200/served-parts.csv).
 std::int64_t ragged_keys(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   constexpr double kPartsOfPlace = 3.5, kLeastKeys = 512.0, kMostKeys = 4096.0, kMostParts = 256.0;

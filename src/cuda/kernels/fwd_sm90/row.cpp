@@ -120,6 +120,7 @@ std::optional<DocumentKernel> document_kernel(const Problem& p, const Hardware& 
   Problem apart = typical;
   apart.packed = false;
   apart.batch = ceil_div(p.batch * p.seq_q, typical.seq_q);
+  apart.total_q = apart.total_k = typical.seq_q;
   const Sm90Tile* best = nullptr;
   for (const Sm90Tile& tile : sm90_tiles(packed)) {
     if (tile.for_windows()) continue;

@@ -34,8 +34,10 @@ bool compares_documents(const Problem& p) {
   const bool alone = p.pass == Pass::forward && !p.deterministic && !p.packed &&
                      p.seq_q == p.seq_k && p.batch * p.seq_q <= documents::kMostRows &&
                      !p.key_lengths.defined();
-  return alone && maps_mask(p) && !p.score_function.defined() && !options_of(p).any() &&
-         ids_of(p).has_value();
+  if (!alone || !maps_mask(p) || p.score_function.defined() || options_of(p).any()) return false;
+  // What the documents of one entry are must not decide another's tiles (CONTRACT 14).
+  const std::optional<DocumentIds> ids = ids_of(p);
+  return ids.has_value() && (p.batch == 1 || ids->axis == 0);
 }
 
 Problem by_documents(const Problem& p) {

@@ -9,9 +9,8 @@
 
 namespace tilewise::cuda {
 
-/// Whether the mask function shows the keys of a row's own document, beside what position and the
-/// kernel's other options say, so that sequences can be read as packed documents. With
-/// `deterministic` no other sequence may decide that.
+/// Whether the mask function shows the keys of a row's own document. Sequences can then be read as
+/// packed documents. No other sequence may decide that.
 bool compares_documents(const Problem& problem);
 /// The problem as a kernel of packed sequences takes it, but that tensors keep their entries. The
 /// lengths are for it to find.

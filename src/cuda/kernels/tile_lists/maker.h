@@ -57,7 +57,7 @@ class TileListsMaker {
   /// Takes the workspace of add_memory().
   void take(WorkspaceCutter& workspace);
   /// The kernels of a mask function, and those that read what they make, leave at once where it is
-  /// not 0.
+  /// not 0. The order alone may run. Nobody reads it then.
   void leave_where(const int* taken) { taken_ = taken; }
   // What kernels read, after take(). of_queries() has the order; beside a mask it is up to date
   // only where it is wanted.
