@@ -180,7 +180,7 @@ class Plan(CliTest):
             self.assertTrue(rows[verb].endswith("_sm90"), (problem[:60], rows))
 
     def test_many_short_heads_are_not_for_the_row_of_few(self) -> None:
-        """flash_bwd_short_sm90 took 0.228 and 0.073 ms on an H200, flash_bwd_sm90 0.126 and 0.049."""
+        """On an H200 flash_bwd_short_sm90 took 0.228, 0.073 ms, flash_bwd_sm90 0.126, 0.049."""
         for problem in ("b64 h12 s197 d64 bf16", "b4 h20 q1024 k77 d64 bf16"):
             args = ("--hardware", "h200", "--pass", "bwd", "--case", problem, "--format", "json")
             (row,) = json.loads(self.ok("plan", *args))

@@ -98,7 +98,8 @@ bool refines(const Problem& p) {
 /// Few jobs of key heads that cannot be cut into passes. The sums of a group stay in the L2 cache.
 bool may_share(const Problem& p) {
   return !p.packed && p.group() > 1 && refines(p) &&
-         bwd_short_sm90_jobs(p, ShortJobs::query_heads) <= 2 * host::kTypicalMultiprocessors;
+         bwd_short_sm90_jobs(p, ShortJobs::query_heads) <=
+             2 * std::int64_t{host::kTypicalMultiprocessors};
 }
 
 /// What run() goes by.

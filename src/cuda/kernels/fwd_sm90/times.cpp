@@ -49,8 +49,8 @@ TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t q
 }
 
 /// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
-/// half of the other. Two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows that one
-/// warp copied).
+/// half of the other. Two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows that
+/// one warp copied).
 double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
   // A warp's box of a panel; a panel's row that threads copy.
