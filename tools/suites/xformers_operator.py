@@ -126,12 +126,17 @@ def _of_mask(inputs: Inputs) -> dict[str, Any]:
     elif isinstance(mask, LocalAttentionFromBottomRightMask):
         options["window"] = (_bound(mask.window_left), _bound(mask.window_right))
     if isinstance(mask, LowerTriangularMaskWithTensorBias):
-        options["bias"] = mask._bias
+        options["bias"] = _of_heads(mask._bias)
     elif isinstance(mask, Tensor):
-        options["bias"] = mask
+        options["bias"] = _of_heads(mask)
     elif mask is not None and "causal" not in options and "window" not in options:
         assert not isinstance(mask, AttentionBias), type(mask)
     return options
+
+
+def _of_heads(bias: Tensor) -> Tensor:
+    """(B, G, H, M, N) as (B, heads, M, N)."""
+    return bias.flatten(1, 2) if bias.ndim == 5 else bias
 
 
 def _shared_heads(x: Tensor) -> Tensor:
