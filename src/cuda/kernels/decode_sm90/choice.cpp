@@ -89,18 +89,20 @@ Config make_config(const Problem& p) {
   return c;
 }
 
+/// Rows that entries of the longest length would have.
+double most_rows(const Problem& p) {
+  return static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
+}
 /// Rows that all entries may have: of pages no more than the pools hold.
 double all_rows(const Problem& p) {
-  const double most = static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
-  if (!p.paged) return most;
-  return std::min(most, static_cast<double>(p.k.sizes[0] * p.page_size));
+  if (!p.paged) return most_rows(p);
+  return std::min(most_rows(p), static_cast<double>(p.k.sizes[0] * p.page_size));
 }
 /// Whether lengths must differ: pools hold fewer rows than entries of the longest length would
 /// have.
 bool is_ragged(const Problem& p) {
   constexpr double kAsGoodAsAll = 0.85;
-  const double most = static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
-  return p.key_lengths.defined() && all_rows(p) < kAsGoodAsAll * most;
+  return p.key_lengths.defined() && all_rows(p) < kAsGoodAsAll * most_rows(p);
 }
 
 /// Every entry with as many keys as its share of all_rows().

@@ -122,10 +122,11 @@ std::optional<DocumentKernel> document_kernel(const Problem& p, const Hardware& 
   apart.batch = ceil_div(p.batch * p.seq_q, typical.seq_q);
   apart.total_q = apart.total_k = typical.seq_q;
   const Sm90Tile* best = nullptr;
+  double least_ms = 0.0;
   for (const Sm90Tile& tile : sm90_tiles(packed)) {
     if (tile.for_windows()) continue;
-    const auto ms = [&](const Sm90Tile& of) { return sm90_times::predict(apart, of, 1, machine); };
-    if (best == nullptr || ms(tile) < ms(*best)) best = &tile;
+    const double ms = sm90_times::predict(apart, tile, 1, machine);
+    if (best == nullptr || ms < least_ms) best = &tile, least_ms = ms;
   }
   if (best == nullptr || best->shape.warpgroups == 1) return std::nullopt;
   DocumentKernel made;

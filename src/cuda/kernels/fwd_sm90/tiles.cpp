@@ -340,12 +340,13 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
   const bool reads = reads_for_few(p);
+  const bool one_warpgroup = reads && fills_one_warpgroup(p);
   double best_rank = 0.0;
   // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
   for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
-    if (reads && tile.shape.warpgroups > 1 && fills_one_warpgroup(p)) continue;
+    if (tile.shape.warpgroups > 1 && one_warpgroup) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
