@@ -39,9 +39,9 @@ def by_dim(cell: summary.Cell) -> tuple[Any, ...]:
     return (PASSES[cell.which], "causal" if cell.causal else "full", cell.head_dim)
 
 
-def by_shape(cell: summary.Cell) -> tuple[Any, ...]:
-    heads = f"{cell.heads}:{cell.kv_heads}" if cell.heads != cell.kv_heads else f"{cell.heads}"
-    return (PASSES[cell.which], mask_word(cell), heads, cell.head_dim)
+def by_option(cell: summary.Cell) -> tuple[Any, ...]:
+    grouped = "grouped" if cell.heads != cell.kv_heads else "own"
+    return (PASSES[cell.which], mask_word(cell), grouped)
 
 
 def by_grouping(cell: summary.Cell) -> tuple[Any, ...]:
@@ -112,9 +112,10 @@ QUESTIONS = (
     Question(
         "Options",
         {"": "options-sm90"},
-        "Grouped-query attention, a window, a softcap, a single query.",
-        by_shape,
-        "pass | mask | heads | dim",
+        "Grouped-query attention, a window, a single query; a softcap, which this FlashAttention-3 "
+        "does not have. Dims 64 to 256.",
+        by_option,
+        "pass | mask | key heads",
     ),
     Question(
         "Serving: decoding, paged caches, chunked prefill",
