@@ -208,6 +208,16 @@ TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
   EXPECT_EQ(bwd_sm90_unit(config_of(4096, 96, true)).config.find("narrow"), std::string::npos);
 }
 
+TEST(BwdSm90, ShortTilesAreConvertedAWaveLater) {
+  Problem p = problem(577, 64, false);
+  p.batch = 32, p.heads_q = p.heads_k = 16;
+  const Config config = bwd_sm90_config(p);
+  const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+  EXPECT_EQ(order.section_heads * order.blocks, 80);
+  EXPECT_EQ(bwd_sm90_sections_apart(order, config), 1);
+  EXPECT_EQ(bwd_sm90_lag(p, order, config), 2);
+}
+
 TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
   Problem p = problem(4096, 128, true);
   p.batch = 4, p.heads_q = 32, p.heads_k = 4;
