@@ -208,6 +208,30 @@ TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
   EXPECT_EQ(bwd_sm90_unit(config_of(4096, 96, true)).config.find("narrow"), std::string::npos);
 }
 
+TEST(BwdSm90, LongRowsOfNarrowHeadsHaveMoreStages) {
+  const auto stages = [](const Problem& p) {
+    const bwd_sm90::Shape& shape = bwd_sm90_config(p).shape;
+    return std::vector<int>{shape.q_stages, shape.do_stages, shape.k_stages};
+  };
+  using Stages = std::vector<int>;
+  EXPECT_EQ(stages(problem(4096, 64, false)), (Stages{3, 2, 2}));
+  EXPECT_EQ(stages(problem(16384, 64, true)), (Stages{3, 2, 2}));
+  EXPECT_EQ(stages(problem(2048, 64, true)), (Stages{2, 2, 2}));
+  EXPECT_EQ(stages(problem(4096, 96, false)), (Stages{3, 3, 1}));
+  EXPECT_EQ(stages(problem(7098, 88, true)), (Stages{3, 3, 1}));
+  EXPECT_EQ(stages(problem(16384, 128, true)), (Stages{2, 2, 2}));
+  Problem p = problem(4096, 64, true);
+  p.left = 1000;
+  EXPECT_EQ(stages(p), (Stages{2, 2, 2})) << "a window";
+  p = problem(4096, 64, true);
+  p.heads_k = 4;
+  EXPECT_EQ(stages(p), (Stages{2, 2, 2})) << "tiles that are cut";
+  for (const std::int64_t dim : {64, 96}) {
+    const Config config = bwd_sm90_config(problem(4096, dim, true));
+    EXPECT_LE(bwd_sm90::SharedPlan(config).bytes, bwd_sm90::SharedPlan::kRoom) << dim;
+  }
+}
+
 TEST(BwdSm90, ShortTilesAreConvertedAWaveLater) {
   Problem p = problem(577, 64, false);
   p.batch = 32, p.heads_q = p.heads_k = 16;
