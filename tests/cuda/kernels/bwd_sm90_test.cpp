@@ -308,6 +308,24 @@ TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
   }
 }
 
+// An H200 (shapes-sm90-tried-2.csv).
+TEST(BwdSm90, TimeModelKnowsNarrowSums) {
+  const struct {
+    std::int64_t batch, heads, seq, dim;
+    bool causal;
+    double ms;
+  } measured[] = {{64, 20, 130, 80, true, 0.240},
+                  {64, 20, 253, 80, true, 0.293},
+                  {64, 6, 339, 80, false, 0.179},
+                  {32, 16, 577, 72, false, 0.514}};
+  for (const auto& m : measured) {
+    Problem p = problem(m.seq, m.dim, m.causal);
+    p.batch = m.batch, p.heads_q = p.heads_k = m.heads;
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / m.ms, 1.0, 0.06) << m.seq << ' ' << m.dim;
+  }
+}
+
 /// Sequences of `lengths` rows of both queries and keys, in one tensor.
 Problem packed(const std::vector<int>& lengths, std::int64_t dim, bool causal) {
   Problem p = problem(1024, dim, causal);
