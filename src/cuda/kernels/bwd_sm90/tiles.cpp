@@ -366,13 +366,13 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
   if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
+  const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
   if (config.mask == Mask::none) {
     const std::int64_t apart = waits_for_long_tiles(p, config)
                                    ? std::int64_t{kLongWaves} * host::kTypicalMultiprocessors
                                    : kWave;
-    return std::max(lead, static_cast<int>(ceil_div(apart, order.section_heads * order.blocks)));
+    return std::max(lead, static_cast<int>(ceil_div(apart, tiles)));
   }
-  const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
   // Packed sequences differ in length too. The section itself lies between as well.
   const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
   return std::max(lead, static_cast<int>(ceil_div(apart, tiles)) - 1);
