@@ -149,7 +149,12 @@ struct Case {
   std::optional<BiasCase> bias;
   std::optional<BlocksCase> blocks;
   double softcap = 0.0;
-  enum class Alibi : std::uint8_t { none, per_head, per_batch };
+  enum class Alibi : std::uint8_t {
+    none,
+    per_head,
+    per_batch,
+    negative,  ///< a head's own: far keys count more
+  };
   Alibi alibi = Alibi::none;
   std::optional<Fill> sinks;
   enum class ScoreModKind : std::uint8_t {
