@@ -254,6 +254,8 @@ TEST(DecodeSm90, RefusesByName) {
   EXPECT_EQ(refusal("b2 h8/1 q32 k2048 d128 bf16"), "");
   EXPECT_NE(refusal("b2 h8/1 q33 k2048 d128 bf16"), "");
   EXPECT_NE(refusal("packed=3,5 h8/2 d128 bf16"), "");
+  EXPECT_EQ(refusal("b2 h8/2 q1 k2048 d128 bf16 lengths=2048,9 window=-1,none"), "");
+  EXPECT_NE(refusal("b2 h8/2 q1 k2048 d128 bf16 lengths=2048,9 paged=16 window=-1,none"), "");
   EXPECT_NE(refusal("b2 h8/2 q1 k2048 d128 bf16 layout=transposed"), "");
   EXPECT_NE(decode_refusal(problem("b2 h8/2 q1 k2048 d128 bf16"), machine(80)), "");
 }
