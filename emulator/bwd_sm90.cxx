@@ -177,6 +177,19 @@ int main() {
       {.heads_q = 4, .heads_k = 2, .seq_k = 400, .dim = 128, .dim_v = 128, .blocks = 3}, kBf16);
   check<dims(masked(k128, Mask::right), 96, 96)>("dim 96, causal",
                                                  {.dim = 96, .dim_v = 96, .high = 51}, kBf16);
+  check<staged(masked(k64, Mask::right), 3, 2, 2)>(
+      "dim 64, causal, three stages of Q, 3 blocks",
+      {.heads_q = 4, .heads_k = 2, .seq_q = 700, .seq_k = 600, .high = 1, .blocks = 3}, kBf16);
+  check<staged(dims(masked(k128, Mask::right), 96, 96), 3, 3, 1)>("dim 96, causal, more stages",
+                                                                  {.heads_q = 4,
+                                                                   .heads_k = 2,
+                                                                   .seq_q = 500,
+                                                                   .seq_k = 500,
+                                                                   .dim = 96,
+                                                                   .dim_v = 96,
+                                                                   .high = 1,
+                                                                   .blocks = 3},
+                                                                  kBf16);
   check<dims(k128, 64, 128)>("dims 64, 128", {.dim_v = 128}, kBf16);
   check<dims(k128, 128, 64)>("dims 128, 64", {.dim = 128}, kBf16);
   check<narrow(dims(k128, 80, 64))>("dims 72, 40", {.dim = 72, .dim_v = 40}, kBf16);

@@ -38,8 +38,13 @@ void draw_modification(std::mt19937& random, DrawnCase& drawn) {
   const int form = between(random, 0, 3);
   constexpr const char* kNames[] = {"", ", softcap", ", alibi", ", softcap, alibi"};
   drawn.name += kNames[form];
-  if (form % 2 == 1) drawn.c.softcap = std::vector{1.5, 9.0, 30.0}[between(random, 0, 2)];
+  if (form % 2 == 1)
+    drawn.c.softcap = std::vector{1e-3, 1.5, 9.0, 30.0, 1e12}[between(random, 0, 4)];
   drawn.c.alibi = form >= 2;
+  // One that is not positive, or tiny, makes the modification a general one.
+  if (between(random, 0, 2) > 0) return;
+  drawn.c.scale = std::vector{-0.2, -1e-20, 1e-31, 1e-20, 0.5}[between(random, 0, 4)];
+  drawn.name += ", scale " + std::to_string(drawn.c.scale);
 }
 
 void draw_lengths(std::mt19937& random, DrawnCase& drawn) {

@@ -29,6 +29,7 @@ struct Case {
   bool packed = false, lengths = false;
   Causal causal = Causal::none;
   std::int64_t left = Problem::kUnbounded, right = Problem::kUnbounded;
+  double scale = 0.0;  ///< 0: the default
   double softcap = 0.0;
   bool alibi = false;
   float amplitude = 1.0F;
@@ -105,7 +106,7 @@ Problem make_problem(const Case& c) {
     p.page_size = c.page_size;
     p.seq_k = pages_of(c) * c.page_size;
   }
-  p.scale64 = 1.0 / std::sqrt(c.dim);
+  p.scale64 = c.scale != 0.0 ? c.scale : 1.0 / std::sqrt(c.dim);
   p.scale = static_cast<float>(p.scale64);
   p.softcap = c.softcap;
   p.causal = c.causal;

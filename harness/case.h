@@ -149,7 +149,12 @@ struct Case {
   std::optional<BiasCase> bias;
   std::optional<BlocksCase> blocks;
   double softcap = 0.0;
-  enum class Alibi : std::uint8_t { none, per_head, per_batch };
+  enum class Alibi : std::uint8_t {
+    none,
+    per_head,
+    per_batch,
+    negative,  ///< a head's own: far keys count more
+  };
   Alibi alibi = Alibi::none;
   std::optional<Fill> sinks;
   enum class ScoreModKind : std::uint8_t {
@@ -201,8 +206,8 @@ std::vector<Case> read_case_file(const std::string& path);
 
 /// The index-th random small problem of a seed: sizes up to 300 rows and 256 columns, every type
 /// but float64, masks, score options, strides. The same on every machine. `variants` problems one
-/// after another have the same kinds of everything and differ in sizes: on a GPU they share
-/// kernels.
+/// after another have the same kinds of everything and differ in sizes and values: on a GPU they
+/// share kernels.
 Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
 /// The same problem with a random block list: blocks of 1 to 320 rows and keys, the same in all
 /// variants.

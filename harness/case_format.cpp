@@ -135,7 +135,9 @@ std::string scores_text(const Case& c) {
   std::string text;
   if (c.softcap != 0.0) text += " softcap=" + number(c.softcap);
   if (c.alibi != Case::Alibi::none) {
-    text += c.alibi == Case::Alibi::per_head ? " alibi" : " alibi=bh";
+    text += c.alibi == Case::Alibi::per_head    ? " alibi"
+            : c.alibi == Case::Alibi::per_batch ? " alibi=bh"
+                                                : " alibi=neg";
   }
   if (c.bias) text += " bias=" + bias_text(*c.bias, c.packed.has_value());
   if (c.sinks) text += *c.sinks == Fill{} ? " sink" : " sink=" + fill(*c.sinks);

@@ -229,8 +229,10 @@ const std::map<std::string_view, KeyReader>& key_readers() {
   static const std::map<std::string_view, KeyReader> readers = {
       {"alibi",
        [](Parser& p, std::string_view text) {
-         if (text != "h" && text != "bh") throw std::string("h or bh");
-         p.c.alibi = text == "h" ? Case::Alibi::per_head : Case::Alibi::per_batch;
+         if (text != "h" && text != "bh" && text != "neg") throw std::string("h, bh or neg");
+         p.c.alibi = text == "h"    ? Case::Alibi::per_head
+                     : text == "bh" ? Case::Alibi::per_batch
+                                    : Case::Alibi::negative;
        }},
       {"beyond",
        [](Parser& p, std::string_view text) {

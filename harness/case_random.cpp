@@ -52,7 +52,7 @@ class Draw {
 std::int64_t length(Draw& draw) {
   switch (draw.between(0, 3)) {
     case 0:
-      return draw.between(1, 8);
+      return draw.percent(30) ? 1 : draw.between(1, 8);
     case 1:
       return draw.one_of<std::int64_t>({16, 32, 64, 80, 112, 128, 192, 256}) + draw.between(-1, 1);
     default:
@@ -77,8 +77,9 @@ void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
     c.head_dim = of_type.percent(60) ? of_type.one_of<std::int64_t>({192, 256, 256})
                                      : head_dim(of_type, kWide + 1, kMostDim);
   } else {
-    c.head_dim = of_type.percent(60) ? of_type.one_of<std::int64_t>({16, 32, 64, 64, 96, 128, 128})
-                                     : head_dim(of_type, 1, kWide);
+    c.head_dim = of_type.percent(60)
+                     ? of_type.one_of<std::int64_t>({8, 16, 32, 40, 64, 64, 96, 104, 128, 128})
+                     : head_dim(of_type, 1, kWide);
   }
   c.head_dim_v = of_type.percent(75) ? c.head_dim : head_dim(of_type, 1, kMostDim);
 }
@@ -103,7 +104,7 @@ bool is_packed(Source source) { return source == Source::packed || source == Sou
 
 void draw_heads(Draw& draw, Case& c) {
   c.heads_k = draw.between(1, 3);
-  c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 1, 2, 3, 4, 4, 5, 8, 16});
+  c.heads_q = c.heads_k * draw.one_of<std::int64_t>({1, 1, 1, 1, 2, 3, 4, 4, 5, 7, 8, 16});
   if (draw.percent(1)) {
     c.heads_q = 0;
     c.heads_k = draw.between(0, 2);
@@ -127,8 +128,8 @@ void draw_packed(Draw& draw, Source source, std::int64_t most, Case& c) {
   const std::int64_t count = draw.between(1, 4);
   std::int64_t pairs = 0;
   for (std::int64_t n = 0; n < count; ++n) {
-    const std::int64_t q = draw.percent(10) ? 0 : length(draw);
-    const std::int64_t k = source == Source::packed ? q : draw.percent(10) ? 0 : length(draw);
+    const std::int64_t q = draw.percent(15) ? 0 : length(draw);
+    const std::int64_t k = source == Source::packed ? q : draw.percent(15) ? 0 : length(draw);
     if (n > 0 && pairs + q * k > most) break;
     pairs += q * k;
     packed.q_lengths.push_back(q);
@@ -167,7 +168,9 @@ void draw_sizes(Draw& draw, Source source, Case& c) {
   bound_pairs(c, c.seq_q * c.seq_k, most);
   if (source == Source::equal || source == Source::own) return;
   for (std::int64_t b = 0; b < c.batch; ++b) {
-    c.key_lengths.push_back(draw.percent(25) ? c.seq_k : draw.between(0, c.seq_k));
+    c.key_lengths.push_back(draw.percent(25)   ? c.seq_k
+                            : draw.percent(20) ? draw.between(0, std::min<std::int64_t>(c.seq_k, 1))
+                                               : draw.between(0, c.seq_k));
   }
 }
 
@@ -177,10 +180,17 @@ std::array<std::int64_t, 2> longest(const Case& c) {
   return {std::ranges::max(c.packed->q_lengths), std::ranges::max(c.packed->k_lengths)};
 }
 
+/// One edge in eight lies beyond an end, by a little or by more than 32 bits hold.
+std::int64_t window_edge(Draw& draw, std::int64_t most) {
+  if (!draw.percent(12)) return draw.between(-5, most);
+  return draw.one_of<std::int64_t>({most + 1, 2 * most, -most - 1, std::int64_t{1} << 31,
+                                    std::int64_t{1} << 40, -(std::int64_t{1} << 40)});
+}
+
 void draw_window(Draw& draw, Case& c) {
   const std::int64_t most = std::max<std::int64_t>(longest(c)[1], 1);
-  if (draw.percent(80)) c.window.left = draw.between(-5, most);
-  if (draw.percent(60) || !c.window.left) c.window.right = draw.between(-5, most);
+  if (draw.percent(80)) c.window.left = window_edge(draw, most);
+  if (draw.percent(60) || !c.window.left) c.window.right = window_edge(draw, most);
 }
 
 /// A mask with whole rows hidden has a dO there that is not finite: CONTRACT 3.
@@ -196,7 +206,8 @@ void draw_hidden(Draw& draw, Case& c) {
                        .value = draw.one_of({HUGE_VAL, -HUGE_VAL, std::nan("")})});
   }
   if (mask.hide.empty() || draw.percent(50)) {
-    mask.hide.push_back({.kind = Region::Kind::some, .fraction = draw.one_of({0.1, 0.3, 0.9})});
+    mask.hide.push_back(
+        {.kind = Region::Kind::some, .fraction = draw.one_of({0.1, 0.3, 0.9, 1.0})});
   }
   c.mask = std::move(mask);
 }
@@ -233,12 +244,15 @@ void draw_mask(Draw& draw, MaskForm form, Case& c) {
   if (form == MaskForm::hidden || form == MaskForm::causal_hidden) draw_hidden(draw, c);
 }
 
-/// One in six is so negative somewhere that float32 keeps nothing of a score beside it.
+/// One in four hides elements or rows, or is so negative somewhere that float32 keeps nothing of a
+/// score beside it.
 void draw_bias(Draw& draw, Case& c) {
-  BiasCase bias{.axes = {!c.packed && draw.percent(50), draw.percent(50), draw.percent(50), true},
-                .dtype = draw.one_of({DType::float32, DType::float32, DType::bfloat16})};
-  if (draw.percent(16)) {
-    BiasCase::Override huge{.value = draw.one_of({-1e9, -1e30}), .lowest = draw.percent(30)};
+  BiasCase bias{
+      .axes = {!c.packed && draw.percent(50), draw.percent(50), draw.percent(50), true},
+      .dtype = draw.one_of({DType::float32, DType::float32, DType::bfloat16, DType::float16})};
+  if (draw.percent(25)) {
+    BiasCase::Override huge{.value = draw.one_of({-1e9, -1e30, -HUGE_VAL}),
+                            .lowest = draw.percent(30)};
     if (huge.lowest) huge.value = 0.0;
     if (draw.percent(50)) huge.region = {.kind = Region::Kind::some, .fraction = 0.5};
     bias.overrides.push_back(huge);
@@ -246,24 +260,45 @@ void draw_bias(Draw& draw, Case& c) {
   c.bias = std::move(bias);
 }
 
-void draw_scores(Draw& draw, Case& c) {
+/// Of a form of the scores, what only the values of the kernels' arguments follow: any value, most
+/// of them odd. Of variants each has its own.
+void draw_values(Draw& draw, bool general, Case& c) {
+  if (c.softcap > 0.0) c.softcap = draw.one_of({2.0, 15.0, 50.0, 1e-30, 1e-3, 1e6, 1e12, 1e37});
+  if (c.sinks) {
+    c.sinks = draw.one_of<Fill>({{},
+                                 {.scale = 20.0},
+                                 {Fill::Kind::zeros, 0.0, -HUGE_VAL},
+                                 {Fill::Kind::zeros, 0.0, 300.0},
+                                 {Fill::Kind::zeros, 0.0, -1e30}});
+  }
+  // A scale that is not positive, or tiny, has kernels of its own.
+  if (general) {
+    c.scale = draw.one_of({0.0, -0.3, -1.0, -1e-20, 1e-31, -1e-31, 1e-38});
+  } else if (draw.percent(20)) {
+    c.scale = draw.one_of({1.0, 0.05, 1e-20, 2e-30});
+  }
+}
+
+void draw_scores(Draw& draw, Draw& of_values, Case& c) {
   const std::int64_t form = draw.between(0, 8);
   const bool has_bias = form == 3 || form == 7;
-  if (form == 1 || form == 6) c.softcap = draw.one_of({2.0, 15.0, 50.0});
+  if (form == 1 || form == 6) c.softcap = 15.0;
   if (form == 2 || form == 6)
-    c.alibi = draw.one_of({Case::Alibi::per_head, Case::Alibi::per_batch});
+    c.alibi = draw.one_of({Case::Alibi::per_head, Case::Alibi::per_batch, Case::Alibi::negative});
   if (has_bias) draw_bias(draw, c);
   if (form == 4 || form == 7) c.sinks = Fill{};
   if (form == 5) {
-    c.dropout = {.p = 0.3, .seed = static_cast<std::uint64_t>(draw.between(0, 1000000))};
+    c.dropout = {.p = draw.one_of({0.3, 0.3, 0.999, 1.0}),
+                 .seed = static_cast<std::uint64_t>(draw.between(0, 1000000))};
   }
   if (form == 8) {
     c.score_mod = draw.one_of({Case::ScoreModKind::distance, Case::ScoreModKind::wave});
   }
-  if (draw.percent(10)) c.scale = draw.one_of({0.0, 1.0, -0.3, 0.05});
+  draw_values(of_values, draw.percent(20), c);
   // A sink's gradient reads delta of hidden rows too.
   if (c.sinks) c.pokes.clear();
   c.deterministic = draw.percent(30);
+  if (dtype_bytes(c.dtype) == 2 && draw.percent(10)) c.precision = Precision::refined;
 }
 
 void draw_memory(Draw& draw, Case& c) {
@@ -307,9 +342,10 @@ Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants) 
   auto source = static_cast<Source>(draw.between(0, kSources - 1));
   // Block lists of packed sequences: random_list_case().
   if (form == MaskForm::blocks && is_packed(source)) source = Source::lengths;
-  draw_sizes(variants > 1 ? of_variant : draw, source, c);
+  Draw& of_sizes = variants > 1 ? of_variant : draw;
+  draw_sizes(of_sizes, source, c);
   draw_mask(draw, form, c);
-  draw_scores(draw, c);
+  draw_scores(draw, of_sizes, c);
   draw_memory(draw, c);
   draw_pages(seed, kind, c);
   // Pages that nobody may read would be those that are read.

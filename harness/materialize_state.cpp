@@ -19,7 +19,8 @@ std::int64_t pool_pages(const Case& c) {
 /// each.
 double slope(const Case& c, std::int64_t b, std::int64_t h) {
   const double exponent = -8.0 * static_cast<double>(h + 1) / static_cast<double>(c.heads_q);
-  return std::exp2(exponent) * (1.0 + static_cast<double>(b) / 4.0);
+  const double sign = c.alibi == Case::Alibi::negative ? -1.0 : 1.0;
+  return sign * std::exp2(exponent) * (1.0 + static_cast<double>(b) / 4.0);
 }
 
 Axes with_all_axes() { return {true, true, true, true}; }

@@ -83,7 +83,7 @@ Expression RandomExpression::real(int depth, bool smooth) {
   const auto next = [&] { return real(depth - 1, smooth); };
   const auto positive = [&] { return positive_of(next()); };
   if (!smooth && pick(5) == 0) return stepped(depth);
-  switch (pick(26)) {
+  switch (pick(27)) {
     case 0:
       return next() + next();
     case 1:
@@ -125,14 +125,16 @@ Expression RandomExpression::real(int depth, bool smooth) {
     case 19:
       return erf(next());
     case 20:
-      return relu(next());
+      return atan(next());
     case 21:
-      return silu(next());
+      return relu(next());
     case 22:
-      return gelu(next());
+      return silu(next());
     case 23:
-      return clamp(next(), -0.5, 0.75);
+      return gelu(next());
     case 24:
+      return clamp(next(), -0.5, 0.75);
+    case 25:
       return to_real(integer(depth - 1) % 5);
     default: {
       if (in_lanes_) return next();

@@ -331,7 +331,8 @@ void add_check(CLI::App& program, int& exit_code) {
       ->group(sets)
       ->option_text("N");
   add_integer(*app, "--variants", flags->variants,
-              "with --random: consecutive problems that differ only in size, to save compilation",
+              "with --random: consecutive problems that differ only in sizes and values, to save "
+              "compilation",
               1, 1'000'000)
       ->group(sets)
       ->option_text("N [1]");

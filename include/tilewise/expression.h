@@ -127,6 +127,7 @@ TILEWISE_API Expression tanh(const Expression& x);
 TILEWISE_API Expression sigmoid(const Expression& x);
 TILEWISE_API Expression sin(const Expression& x);
 TILEWISE_API Expression cos(const Expression& x);
+TILEWISE_API Expression atan(const Expression& x);
 TILEWISE_API Expression erf(const Expression& x);
 TILEWISE_API Expression relu(const Expression& x);
 TILEWISE_API Expression silu(const Expression& x);

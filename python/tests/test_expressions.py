@@ -46,7 +46,8 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
-        n: getattr(torch, n) for n in "abs exp exp2 log sqrt rsqrt tanh sigmoid sin cos erf".split()
+        n: getattr(torch, n)
+        for n in "abs exp exp2 log sqrt rsqrt tanh sigmoid sin cos atan erf".split()
     },
     **{n: getattr(torch, n) for n in "floor ceil round sign pow where relu".split()},
     "silu": torch.nn.functional.silu,

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch")
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path[:0] = [str(TOOLS), str(TOOLS / "suites" / "shims")]
 
+import suites.__main__ as runner  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
-from suites import sources  # noqa: E402
+from suites import sources, xformers_ops  # noqa: E402
 
 FILE = """
 import pytest
@@ -50,6 +51,7 @@ def environment_of(record: Path) -> dict[str, str]:
         "SUITE_DRAW": "30",
         "SUITE_SEED": "1",
         "SUITE_RECORD": str(record),
+        "SUITE_PART": "0 of 1",
         "SUITE_DEVICE": "cpu",
         "PYTHONPATH": str(TOOLS),
     }
@@ -70,25 +72,52 @@ def test_draws_and_counts(tmp_path: Path) -> None:
     assert record["passed"] + record["skipped"] == 31 and record["skipped"] > 5
 
 
+def test_operators_of_xformers_are_outside() -> None:
+    """Under whatever name a test takes them; the adapter's are inside."""
+    own, ours = (
+        type("FwOp", (), {"__module__": name})
+        for name in ("xformers.ops.fmha.cutlass", "suites.xformers_operator")
+    )
+    mask = type("LowerTriangularMask", (), {"__module__": "xformers.ops.fmha.attn_bias"})
+    assert xformers_ops.outside("test_logsumexp_mqa", {"op": own}) == "xformers' own kernels"
+    assert xformers_ops.outside("test_backward_gqa", {"opBW": own}) == "xformers' own kernels"
+    for inside in ({"op": ours}, {"case": (ours, mask)}, {"mask": mask}, {}):
+        assert xformers_ops.outside("test_forward_gqa", inside) == ""
+
+
+def test_parts_are_joined(tmp_path: Path) -> None:
+    """Two processes run and count what one does."""
+    (tmp_path / "test_it.py").write_text(FILE)
+    command = [*PYTEST, str(tmp_path), f"--rootdir={tmp_path}"]
+    environment = environment_of(tmp_path / "record.json")
+    found = []
+    for jobs in (1, 2):
+        assert not runner.run_tests(command, environment, tmp_path, jobs)
+        records = [json.loads((tmp_path / f"record-{i}.json").read_text()) for i in range(jobs)]
+        assert all(record["passed"] for record in records)
+        found.append(runner.joined(records))
+    assert found[0] == found[1] and found[0]["drawn"] == 34
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_is_found(tmp_path: Path, number: int) -> None:
     """A failure is in the log at once, and in the record when a signal ends the runner."""
     (tmp_path / "test_it.py").write_text(SLOW)
-    log, record = tmp_path / "log", tmp_path / "record.json"
+    log, record = tmp_path / "log-0", tmp_path / "record-0.json"
     command = [*PYTEST, str(tmp_path), f"--rootdir={tmp_path}"]
-    runs = f"run_tests({command!r}, {{}}, Path({str(log)!r}))"
+    runs = f"run_tests({command!r}, {{}}, Path({str(tmp_path)!r}), 1)"
     program = f"from pathlib import Path; from suites.__main__ import run_tests; print({runs})"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment_of(record),
         stdout=subprocess.PIPE,
         text=True,
-    ) as runner:
+    ) as program_run:
         until = time.monotonic() + 120
         while not (log.exists() and "FAILED" in log.read_text()) and time.monotonic() < until:
             time.sleep(0.1)
-        runner.send_signal(number)
-        said, _ = runner.communicate(timeout=60)
+        program_run.send_signal(number)
+        said, _ = program_run.communicate(timeout=60)
     assert said.strip() == "True"
     line = next(line for line in log.read_text().splitlines() if line.startswith("FAILED"))
     assert "test_flash_attn_wrong" in line and "test_it.py:5 ValueError: said 3 at once" in line

@@ -101,7 +101,7 @@ def _window_bounds(window: tuple[int | None, int | None]) -> tuple[int | None, i
     return window[0], window[1]
 
 
-def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
+def flash_window(window_size: Any) -> tuple[int | None, int | None]:
     """The window of flash_attn's functions, where -1 means unbounded."""
     # A tensor of two integers is a window for flash_attn, whose own tests give one.
     bounds = window_size.tolist() if hasattr(window_size, "tolist") else window_size

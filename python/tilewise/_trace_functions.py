@@ -74,6 +74,7 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     "rint": ("round({0})", 1),
     "sgn": ("sign({0})", 1),
     "absolute": ("abs({0})", 1),
+    "arctan": ("atan({0})", 1),
     "fabs": ("abs({0})", 1),
     "log2": ("(log({0}) * 1.4426950408889634)", 1),
     "log10": ("(log({0}) * 0.4342944819032518)", 1),
@@ -86,7 +87,7 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     **{
         name: (f"{name}({{0}})", 1)
         for name in (
-            "abs exp exp2 log sqrt rsqrt tanh sigmoid sin cos erf relu silu floor ceil sign"
+            "abs exp exp2 log sqrt rsqrt tanh sigmoid sin cos atan erf relu silu floor ceil sign"
         ).split()
     },
     "true_divide": ("({0} / {1})", 2),

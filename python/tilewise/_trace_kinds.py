@@ -8,7 +8,7 @@ from typing import Any
 
 _COMPARISON = re.compile(r" (?:[=!<>]=|<|>) ")
 _REAL = re.compile(
-    r" / |\d\.\d|\b(?:float|exp|exp2|log|sqrt|rsqrt|tanh|sigmoid|sin|cos|erf|silu|gelu)\("
+    r" / |\d\.\d|\b(?:float|exp|exp2|log|sqrt|rsqrt|tanh|sigmoid|sin|cos|atan|erf|silu|gelu)\("
 )
 _OPERANDS = re.compile(r"(?<!bool\()\{(\d)\}")
 _BOOLEAN, _INTEGER, _REAL_NUMBER = range(3)

@@ -170,6 +170,8 @@ class Derivation {
         return scaled(g, table_.make(Op::cos, {x}));
       case Op::cos:
         return scaled(g, minus(table_.make(Op::sin, {x})));
+      case Op::atan:
+        return over(g, plus(1.0, times(x, x)));
       case Op::erf:
         return scaled(g, times(kTwoOverSqrtPi, table_.make(Op::exp, {minus(times(x, x))})));
       case Op::relu:

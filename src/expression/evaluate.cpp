@@ -44,6 +44,8 @@ double real_function(Op op, double x) {
       return std::sin(x);
     case Op::cos:
       return std::cos(x);
+    case Op::atan:
+      return std::atan(x);
     case Op::erf:
       return std::erf(x);
     case Op::relu:

@@ -204,6 +204,7 @@ Expression tanh(const Expression& x) { return real_of(Op::tanh, x); }
 Expression sigmoid(const Expression& x) { return real_of(Op::sigmoid, x); }
 Expression sin(const Expression& x) { return real_of(Op::sin, x); }
 Expression cos(const Expression& x) { return real_of(Op::cos, x); }
+Expression atan(const Expression& x) { return real_of(Op::atan, x); }
 Expression erf(const Expression& x) { return real_of(Op::erf, x); }
 Expression relu(const Expression& x) {
   return type_of(x) == Type::real ? real_of(Op::relu, x) : max(x, 0);

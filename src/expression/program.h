@@ -74,6 +74,7 @@ enum class Op : std::uint8_t {
   sigmoid,
   sin,
   cos,
+  atan,
   erf,
   relu,
   silu,

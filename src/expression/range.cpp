@@ -318,6 +318,8 @@ Range real_function(Op op, const Range& x) {
       const bool finite = std::isfinite(x.least) && std::isfinite(x.most);
       return reals(-1.0 - kFunction, 1.0 + kFunction, x.nan || !finite);
     }
+    case Op::atan:
+      return rising(x, std::atan);
     case Op::erf:
       return rising(x, std::erf);
     case Op::relu:

@@ -31,27 +31,17 @@ struct Unary {
   Op op;
 };
 constexpr std::array kUnary{
-    Unary{"abs", abs, Op::absolute},
-    Unary{"exp", exp, Op::exp},
-    Unary{"exp2", exp2, Op::exp2},
-    Unary{"log", log, Op::log},
-    Unary{"sqrt", sqrt, Op::sqrt},
-    Unary{"rsqrt", rsqrt, Op::rsqrt},
-    Unary{"tanh", tanh, Op::tanh},
-    Unary{"sigmoid", sigmoid, Op::sigmoid},
-    Unary{"sin", sin, Op::sin},
-    Unary{"cos", cos, Op::cos},
-    Unary{"erf", erf, Op::erf},
-    Unary{"relu", relu, Op::relu},
-    Unary{"silu", silu, Op::silu},
-    Unary{"gelu", gelu, Op::gelu},
-    Unary{"floor", floor, Op::floor},
-    Unary{"ceil", ceil, Op::ceil},
-    Unary{"round", round, Op::round},
-    Unary{"sign", sign, Op::sign},
-    Unary{"int", to_integer, Op::to_integer},
-    Unary{"float", to_real, Op::to_real},
-    Unary{"bool", to_boolean, Op::to_boolean},
+    Unary{"abs", abs, Op::absolute},      Unary{"exp", exp, Op::exp},
+    Unary{"exp2", exp2, Op::exp2},        Unary{"log", log, Op::log},
+    Unary{"sqrt", sqrt, Op::sqrt},        Unary{"rsqrt", rsqrt, Op::rsqrt},
+    Unary{"tanh", tanh, Op::tanh},        Unary{"sigmoid", sigmoid, Op::sigmoid},
+    Unary{"sin", sin, Op::sin},           Unary{"cos", cos, Op::cos},
+    Unary{"atan", atan, Op::atan},        Unary{"erf", erf, Op::erf},
+    Unary{"relu", relu, Op::relu},        Unary{"silu", silu, Op::silu},
+    Unary{"gelu", gelu, Op::gelu},        Unary{"floor", floor, Op::floor},
+    Unary{"ceil", ceil, Op::ceil},        Unary{"round", round, Op::round},
+    Unary{"sign", sign, Op::sign},        Unary{"int", to_integer, Op::to_integer},
+    Unary{"float", to_real, Op::to_real}, Unary{"bool", to_boolean, Op::to_boolean},
 };
 
 struct Binary {

@@ -59,6 +59,11 @@ Tensor canonical(const char* name, const Tensor& t) {
   return c;
 }
 
+bool is_softcap(double value) {
+  constexpr double kMost = 2e38;
+  return value <= kMost && std::isnormal(static_cast<float>(value)) && value > 0.0;
+}
+
 void require_device(const char* name, const Tensor& t, Device device) {
   if (t.device != device) fail(name, t, "it must be on q's device, " + device_name(device));
 }

@@ -27,6 +27,9 @@ void require_countable(const char* name, const Tensor& t);
 /// Rank 4 as it is, rank 3 (B, S, D) as (B, 1, S, D).
 Tensor canonical(const char* name, const Tensor& t);
 
+/// Whether kernels can divide by a softcap in float32, and multiply it by log2 e.
+bool is_softcap(double value);
+
 void require_device(const char* name, const Tensor& t, Device device);
 void require_shape(const char* name, const Tensor& t, DType dtype,
                    std::initializer_list<std::int64_t> sizes, const char* words);

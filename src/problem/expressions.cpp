@@ -174,7 +174,8 @@ void recognize_score(Problem& p) {
     return;
   }
   const double cap = expression::softcap_of(*p.score_function.program);
-  const bool caps = cap > 0.0 && p.softcap == 0.0 && !p.bias.defined() && !p.alibi_slopes.defined();
+  const bool caps = arguments::is_softcap(cap) && p.softcap == 0.0 && !p.bias.defined() &&
+                    !p.alibi_slopes.defined();
   if (caps) p.softcap = cap;
   if (!caps && !take_alibi(p)) return;
   p.score_function = {};

@@ -101,9 +101,9 @@ void take_scores(Problem& p, const AttentionSpec& spec) {
     arguments::fail_value("softcap", arguments::number_text(p.softcap),
                           "it must be finite in float32 and >= 0 (0 = off)");
   }
-  if (p.softcap > 0 && !std::isnormal(cap)) {  // kernels divide by it
+  if (p.softcap > 0 && !arguments::is_softcap(p.softcap)) {
     arguments::fail_value("softcap", arguments::number_text(p.softcap),
-                          "it must be 0 (off) or at least 1.18e-38, the least normal float32");
+                          "it must be 0 (off) or from 1.18e-38, the least normal float32, to 2e38");
   }
   if (spec.bias.defined()) {
     if (!is_floating(spec.bias.dtype)) fail("bias", spec.bias, "its type must be a float type");

@@ -84,6 +84,20 @@ TEST(CudaRows, RefusalsAreWords) {
   }
 }
 
+TEST(CudaRows, EagerLeavesASmallSoftcapBesideAlibiToOthers) {
+  for (const auto& [words, refused] : {std::pair{"softcap=0.001 alibi", true},
+                                       {"softcap=2 alibi", false},
+                                       {"softcap=0.001", false}}) {
+    for (const Problem& p : problems_of(parse_case("b1 h2 s64 d64 bf16 " + std::string(words)))) {
+      for (const KernelRow& row : cuda_rows()) {
+        if (row.implementation != std::string("eager") || row.pass != p.pass) continue;
+        const bool expected = refused && p.pass == Pass::backward;
+        EXPECT_EQ(!refusal_by(row, p, named(90, 227)).empty(), expected) << words;
+      }
+    }
+  }
+}
+
 TEST(CudaRows, EagerMemoryIsTwoMatricesAndBackwardAThird) {
   // SEEDS: 2 B S^2 4 bytes are alive between forward and backward, dP on top of them.
   const PlannedCase planned(parse_case("b8 h1 s2048 d64 f32"), kDevice);

@@ -77,6 +77,7 @@ TEST(Derive, KnowsEachFunction) {
                            "sigmoid(score)",
                            "sin(score)",
                            "cos(score)",
+                           "atan(score)",
                            "erf(score)",
                            "relu(score)",
                            "relu(-score)",

@@ -227,6 +227,8 @@ TEST(Recognize, ScoresKeepTheirMeaning) {
       {"5*tanh(score/4)", false},
       {"-5*tanh(score/-5)", false},
       {"tanh(score)", false},
+      {"1e-39*tanh(score/1e-39)", false},
+      {"3e38*tanh(score/3e38)", false},
   };
   for (const auto& [text, recognized] : scores) {
     for (std::size_t shape = 1; shape < shapes().size(); ++shape) {

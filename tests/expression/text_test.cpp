@@ -112,6 +112,7 @@ TEST(Text, CallsFunctions) {
                    std::tanh(0.75) + 1 / (1 + std::exp(-0.75)) + std::sin(0.75) + std::cos(0.75));
   EXPECT_DOUBLE_EQ(value("rsqrt(score) + erf(score) + relu(-score) + silu(score)"),
                    1 / std::sqrt(0.75) + std::erf(0.75) + 0.75 / (1 + std::exp(-0.75)));
+  EXPECT_DOUBLE_EQ(value("atan(score)"), std::atan(0.75));
   EXPECT_DOUBLE_EQ(value("gelu(score)"), 0.375 * (1 + std::erf(0.75 / std::sqrt(2.0))));
 }
 

@@ -256,7 +256,7 @@ TEST(RandomCase, ReadsBackAndDependsOnSeedAndIndexOnly) {
   EXPECT_NE(format_case(random_case(6, 0)), format_case(random_case(5, 0)));
 }
 
-TEST(RandomCase, VariantsDifferInSizesAlone) {
+TEST(RandomCase, VariantsDifferInSizesAndValuesAlone) {
   std::set<std::string> lines;
   for (std::int64_t index = 0; index < 200; ++index) {
     const Case c = random_case(5, index, 20), first = random_case(5, index / 20 * 20, 20);
@@ -268,7 +268,8 @@ TEST(RandomCase, VariantsDifferInSizesAlone) {
     EXPECT_EQ(c.causal, first.causal);
     EXPECT_EQ(c.bias.has_value(), first.bias.has_value());
     EXPECT_EQ(c.mask.has_value(), first.mask.has_value());
-    EXPECT_EQ(c.softcap, first.softcap);
+    EXPECT_EQ(c.softcap > 0.0, first.softcap > 0.0);
+    EXPECT_EQ(c.scale.value_or(1.0) > 1e-30, first.scale.value_or(1.0) > 1e-30);
   }
   EXPECT_GT(lines.size(), 190U);
 }

@@ -123,6 +123,9 @@ TEST(Problem, JudgesNumbers) {
   EXPECT_EQ(forward_message([](Call& c) { c.spec.scale = -0.5; }), "accepted");
   EXPECT_EQ(forward_message([](Call& c) { c.spec.scale = 0.0; }), "accepted");
   expect_parts(forward_message([](Call& c) { c.spec.softcap = -1.0; }), {"softcap", ">= 0"});
+  expect_parts(forward_message([](Call& c) { c.spec.softcap = 1e-39; }), {"softcap", "1.18e-38"});
+  expect_parts(forward_message([](Call& c) { c.spec.softcap = 3e38; }), {"softcap", "2e38"});
+  EXPECT_EQ(forward_message([](Call& c) { c.spec.softcap = 1e38; }), "accepted");
   expect_parts(forward_message([](Call& c) { c.spec.dropout.p = 1.5; }), {"dropout.p", "[0, 1]"});
   expect_parts(forward_message([&](Call& c) { c.spec.dropout.p = nan; }), {"dropout.p", "[0, 1]"});
 }

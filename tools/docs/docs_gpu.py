@@ -31,7 +31,12 @@ NAMES = {
     "torch-eager": "eager PyTorch",
     "torch-compile": "torch.compile",
 }
-ORDER = ["flash", "fused", "eager", "baseline", *NAMES]
+LAYERS = {
+    "layer-original": "original layers",
+    "layer-flash": "flash layers",
+    "layer-adaptive": "adaptive layers",
+}
+ORDER = ["flash", "fused", "eager", "baseline", *NAMES, *LAYERS]
 TITLES = {
     "grid": "The field's grid: 16,384 tokens, hidden size 2048, bf16",
     "grid1024": "The grid's length 1024 with every peer in one process",
@@ -43,6 +48,7 @@ TITLES = {
     "seed-eager": "The seeds' grid, eager",
     "seed-protocol": "The seeds' grid by the seeds' own protocol",
     "seed-asam": "Seed 003: eager in float32 beside flash in 16 bits, batch 2, 4 heads",
+    "asam": "Seed 003's layers in C++: inference at batch 2, training steps at batch 4",
     "fp16": "The grid in float16",
     "choice": "The sm_90a rows in the call of the sm_80 rows' grid",
     "flex": "The grid beside FlexAttention",
@@ -97,7 +103,7 @@ def contender(row: Row) -> str:
     name = row["implementation"]
     if row["kernel"] == SCALED:
         return f"{NAMES[name]} (scaled)"
-    return NAMES.get(name, f"**{row['kernel'] or name}**")
+    return (NAMES | LAYERS).get(name, f"**{row['kernel'] or name}**")
 
 
 def line_of(row: Row, several: set[str]) -> tuple[Any, ...]:
@@ -299,6 +305,10 @@ def section(name: str, rows: list[Row], peers: list[list[Row]]) -> list[str]:
         else ("ms_median", "Milliseconds")
     )
     lines = ["", f"{unit}, medians:", "", *wide_table(rows, field), *ratio_section(rows)]
+    if preset == "asam":
+        memory = ["", "Peak MiB:", "", *wide_table(rows, "peak_mib")]
+        # Times of asam-memory are those of a single step, which may compile kernels.
+        lines = memory if Path(name).stem == "asam-memory" else lines + memory
     if preset.startswith("seed"):
         memory = [row for row in rows if row["pass"] == "bwd"]
         lines += ["", "Peak MiB of forward and backward:", "", *wide_table(memory, "peak_mib")]

@@ -314,7 +314,7 @@ QUESTIONS = (
         "The grid beside the peers: dims 64 to 256",
         ("grid", "choice", "sustained", "paths", "peers"),
     ),
-    ("The seeds' own shapes", ("seed", "baseline-scaling")),
+    ("The seeds' own shapes", ("seed", "asam", "baseline-scaling")),
     ("Shapes that people train", ("training", "vision", "cross", "small", "packed")),
     ("Serving: caches, pages, shared prefixes", ("serving", "shared", "decode", "mla")),
     ("Options and masks", ("options", "flex", "lists", "expressions")),
@@ -322,6 +322,8 @@ QUESTIONS = (
 )
 ON_CPU, REST = "On CPUs", "Other files"
 WORDS = {
+    "asam-forward": "Seed 003: layers, inference", "asam-memory": "Seed 003: layers, memory",
+    "asam-training": "Seed 003: layers, training steps",
     "assignment": "The assignment's cells", "baseline-scaling": "Seed 002: the baseline's growth",
     "choice": "The plan's choice, on the grid", "cross": "Other tokens as keys",
     "decode": "One query over 4k to 512k keys",

@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from . import sources
@@ -43,12 +45,10 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     if rules.SOURCE is not None:
         fetched = sources.fetch(rules.SOURCE, options.places)
     made = rules.adapt(fetched, into, device)
-    record = into / "record.json"
     environment = {
         "SUITE_RULES": SUITES[name],
         "SUITE_DRAW": str(options.draw),
         "SUITE_SEED": str(options.seed),
-        "SUITE_RECORD": str(record),
         "SUITE_DEVICE": device,
         "SUITE_FETCHED": str(fetched.folder) if fetched else "",
         "PYTHONPATH": os.pathsep.join(
@@ -63,10 +63,14 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     if options.filter:
         command += ["-k", options.filter]
     started = time.monotonic()
-    interrupted = run_tests(command, environment, into / "log")
-    if not record.exists():
-        sys.exit(f"peers-suites: {name} could not be run:\n{(into / 'log').read_text()[-2000:]}")
-    found = json.loads(record.read_text())
+    interrupted = run_tests(command, environment, into, options.jobs)
+    records = []
+    for part in range(options.jobs):
+        record, log = into / f"record-{part}.json", into / f"log-{part}"
+        if not record.exists():
+            sys.exit(f"peers-suites: {name} could not be run:\n{log.read_text()[-2000:]}")
+        records.append(json.loads(record.read_text()))
+    found = joined(records)
     state: dict[str, str] = {}
     if isinstance(rules.SOURCE, sources.Distribution):
         state = {"of": rules.SOURCE.name, "ref": rules.SOURCE.version}
@@ -77,32 +81,48 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     return state | found | ({"interrupted": True} if interrupted else {})
 
 
-def run_tests(command: list[str], environment: dict[str, str], into: Path) -> bool:
+def run_tests(command: list[str], environment: dict[str, str], into: Path, jobs: int) -> bool:
     """Whether a signal ended them, which pytest takes as an interrupt and then reports."""
+    running: list[subprocess.Popen] = []
     interrupted = False
 
-    def hand_on(number: int, frame: Any) -> None:
+    def hand_on(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         del number, frame
         interrupted = True
-        tests.send_signal(signal.SIGINT)
+        for tests in running:
+            tests.send_signal(signal.SIGINT)
 
-    # A session of its own: a terminal's interrupt would reach the tests twice.
-    with (
-        into.open("w") as log,
-        subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as tests,
-    ):
-        before = {s: signal.signal(s, hand_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, hand_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    for part in range(jobs):
+        own = {"SUITE_PART": f"{part} of {jobs}", "SUITE_RECORD": str(into / f"record-{part}.json")}
+        with (into / f"log-{part}").open("w") as log:
+            # A session of its own: a terminal's interrupt would reach the tests twice.
+            tests = subprocess.Popen(
+                command,
+                env=os.environ | environment | own,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        running.append(tests)
+    for tests in running:
         tests.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return interrupted
+
+
+def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts and failures of all parts of a suite."""
+    total = records[0]
+    for record in records[1:]:
+        for name, found in record.items():
+            if isinstance(found, dict):
+                total[name] = dict(sorted((Counter(total[name]) + Counter(found)).items()))
+            else:
+                total[name] += found
+    return total
 
 
 def share(suite: dict[str, Any]) -> float:
@@ -136,6 +156,7 @@ def main() -> int:
     )
     parser.add_argument("--draw", type=int, default=40, help="combinations of a test function")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share a suite's tests")
     parser.add_argument("-k", dest="filter", help="tests whose name matches, as pytest's -k")
     parser.add_argument(
         "-o",

@@ -2,7 +2,8 @@
 
 Set in the environment: SUITE_RULES names the module of this package with `small(parameters)`,
 whether a CPU can run it, and `outside(function, parameters)`, why the contract leaves it out;
-SUITE_DRAW, SUITE_SEED, SUITE_RECORD (the file that is written).
+SUITE_DRAW, SUITE_SEED, SUITE_RECORD (the file that is written), SUITE_PART ("2 of 3" runs every
+third test from the third on, and counts these alone).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pytest
 
 RULES = importlib.import_module(f"suites.{os.environ['SUITE_RULES']}")
 DRAW = int(os.environ["SUITE_DRAW"])
+PART, PARTS = (int(number) for number in os.environ["SUITE_PART"].split(" of "))
 MOST = getattr(RULES, "MOST", 1000)  # of a suite that names its cases one by one
 combinations = 0  # of all functions
 outside: Counter[str] = Counter()
@@ -94,7 +96,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = random.Random(os.environ["SUITE_SEED"]).sample(kept, MOST)
         config.hook.pytest_deselected(items=[item for item in kept if item not in set(chosen)])
         kept = chosen
-    items[:] = kept
+    if PART > 0:  # the first counts what nobody runs
+        combinations = 0
+        outside.clear()
+    items[:] = kept[PART::PARTS]
 
 
 def _said(call: pytest.CallInfo) -> str:
@@ -106,15 +111,19 @@ def _said(call: pytest.CallInfo) -> str:
 
 
 def _reason(call: pytest.CallInfo) -> str:
-    """Without the numbers, which are of one case."""
-    return re.sub(r"-?\d[\d.e+-]*", "N", _said(call))[:160]
+    """The suite's own name of it, or the error without the numbers, which are of one case."""
+    said = _said(call)
+    named = (name for part, name in getattr(RULES, "FAILURES", {}).items() if part in said)
+    return next(named, re.sub(r"-?\d[\d.e+-]*", "N", said)[:160])
 
 
 def _tell(name: str, call: pytest.CallInfo) -> None:
     """A line of the log at once, which an interrupt does not lose."""
     where = call.excinfo.traceback[-1] if call.excinfo else None
     place = f"{where.path.name}:{where.lineno + 1}" if where else ""
-    print(f"\nFAILED {name} {call.duration:.1f} s {place} {_said(call)}", file=sys.stderr, flush=True)
+    print(
+        f"\nFAILED {name} {call.duration:.1f} s {place} {_said(call)}", file=sys.stderr, flush=True
+    )
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -161,6 +161,8 @@ StripFunction of_one_real(Op op) {
       return map_one<Real, Real, [](Float x) { return sine_of(x, 0); }>;
     case Op::cos:
       return map_one<Real, Real, [](Float x) { return sine_of(x, 1); }>;
+    case Op::atan:
+      return map_one<Real, Real, [](Float x) { return atan_of(x); }>;
     case Op::erf:
       return map_one<Real, Real, [](Float x) { return erf_of(x); }>;
     case Op::relu:

@@ -133,6 +133,23 @@ inline Float sine_of(Float x, int turn) {
   return of_quarter(r, __builtin_convertvector(n, Signed) + turn);
 }
 
+/// Within tan(pi / 8): x plus x^3 times a polynomial of x^2. Larger ones are turned by pi / 4 or
+/// pi / 2. 2e-7.
+inline Float atan_of(Float x) {
+  constexpr float kOdd[4] = {-0.333329491539F, 0.199777106478F, -0.138776856032F, 0.0805374449538F};
+  constexpr float kEighth = 0.414213562F, kThreeEighths = 2.41421356F;  // tangents of pi / 8
+  const Float a = Lanes::absolute(x);
+  const Float turned = a > kThreeEighths ? -1.0F / a : (a - 1.0F) / (a + 1.0F);
+  const Float from = a > kThreeEighths ? Lanes::set(1.57079633F) : Lanes::set(0.785398163F);
+  const Float t = a > kEighth ? turned : a;
+  const Float square = t * t;
+  Float sum = Lanes::set(kOdd[3]);
+#pragma GCC unroll 3
+  for (int i = 2; i >= 0; --i) sum = sum * square + kOdd[i];
+  const Float y = sum * square * t + t + (a > kEighth ? from : Float{});
+  return x == x ? with_sign(y, x) : x;
+}
+
 /// |x| <= 1: x times a polynomial of x^2; below 4: 1 - 2^polynomial, fitted to log2 erfc. 1e-7.
 inline Float erf_of(Float x) {
   constexpr float kNear[8] = {1.12837923F,    -0.376126379F,  0.112837829F,   -0.0268654376F,

@@ -63,6 +63,7 @@ bool vanishes_with_score(const expression::Program& program) {
       case Op::negate:
       case Op::absolute:
       case Op::tanh:
+      case Op::atan:
       case Op::erf:
       case Op::relu:
       case Op::silu:

@@ -205,8 +205,8 @@ TEST_P(ExpressionTilesTest, Masks) {
 
 TEST_P(ExpressionTilesTest, Functions) {
   // Arguments that float32 has exactly.
-  for (const char* name : {"exp", "exp2", "tanh", "sigmoid", "sin", "cos", "erf", "relu", "silu",
-                           "gelu", "sign", "abs", "sqrt", "rsqrt", "log"}) {
+  for (const char* name : {"exp", "exp2", "tanh", "sigmoid", "sin", "cos", "atan", "erf", "relu",
+                           "silu", "gelu", "sign", "abs", "sqrt", "rsqrt", "log"}) {
     expect_same(std::string(name) + "(score)", 1e-6);
     expect_same(std::string(name) + "(min(score * 8, 80.0))", 2e-6);
   }

@@ -208,6 +208,40 @@ TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
   EXPECT_EQ(bwd_sm90_unit(config_of(4096, 96, true)).config.find("narrow"), std::string::npos);
 }
 
+TEST(BwdSm90, LongRowsOfNarrowHeadsHaveMoreStages) {
+  const auto stages = [](const Problem& p) {
+    const bwd_sm90::Shape& shape = bwd_sm90_config(p).shape;
+    return std::vector<int>{shape.q_stages, shape.do_stages, shape.k_stages};
+  };
+  using Stages = std::vector<int>;
+  EXPECT_EQ(stages(problem(4096, 64, false)), (Stages{3, 2, 2}));
+  EXPECT_EQ(stages(problem(16384, 64, true)), (Stages{3, 2, 2}));
+  EXPECT_EQ(stages(problem(2048, 64, true)), (Stages{2, 2, 2}));
+  EXPECT_EQ(stages(problem(4096, 96, false)), (Stages{3, 3, 1}));
+  EXPECT_EQ(stages(problem(7098, 88, true)), (Stages{3, 3, 1}));
+  EXPECT_EQ(stages(problem(16384, 128, true)), (Stages{2, 2, 2}));
+  Problem p = problem(4096, 64, true);
+  p.left = 1000;
+  EXPECT_EQ(stages(p), (Stages{2, 2, 2})) << "a window";
+  p = problem(4096, 64, true);
+  p.heads_k = 4;
+  EXPECT_EQ(stages(p), (Stages{2, 2, 2})) << "tiles that are cut";
+  for (const std::int64_t dim : {64, 96}) {
+    const Config config = bwd_sm90_config(problem(4096, dim, true));
+    EXPECT_LE(bwd_sm90::SharedPlan(config).bytes, bwd_sm90::SharedPlan::kRoom) << dim;
+  }
+}
+
+TEST(BwdSm90, ShortTilesAreConvertedAWaveLater) {
+  Problem p = problem(577, 64, false);
+  p.batch = 32, p.heads_q = p.heads_k = 16;
+  const Config config = bwd_sm90_config(p);
+  const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
+  EXPECT_EQ(order.section_heads * order.blocks, 80);
+  EXPECT_EQ(bwd_sm90_sections_apart(order, config), 1);
+  EXPECT_EQ(bwd_sm90_lag(p, order, config), 2);
+}
+
 TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
   Problem p = problem(4096, 128, true);
   p.batch = 4, p.heads_q = 32, p.heads_k = 4;
@@ -271,6 +305,24 @@ TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
     const Problem p = problem(m.seq, m.dim, m.causal);
     const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
     EXPECT_NEAR(ms / m.ms, 1.0, 0.12) << m.seq << ' ' << m.dim << ' ' << m.causal;
+  }
+}
+
+// An H200 (shapes-sm90-tried-2.csv).
+TEST(BwdSm90, TimeModelKnowsNarrowSums) {
+  const struct {
+    std::int64_t batch, heads, seq, dim;
+    bool causal;
+    double ms;
+  } measured[] = {{64, 20, 130, 80, true, 0.240},
+                  {64, 20, 253, 80, true, 0.293},
+                  {64, 6, 339, 80, false, 0.179},
+                  {32, 16, 577, 72, false, 0.514}};
+  for (const auto& m : measured) {
+    Problem p = problem(m.seq, m.dim, m.causal);
+    p.batch = m.batch, p.heads_q = p.heads_k = m.heads;
+    const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
+    EXPECT_NEAR(ms / m.ms, 1.0, 0.06) << m.seq << ' ' << m.dim;
   }
 }
 

@@ -42,6 +42,8 @@ TEST(MlaSm90, RefusesByName) {
             "head dims other than 576 of K and 512 of V are not supported by this kernel");
   EXPECT_NE(refusal("b2 h16/1 q1 k2048 d576 dv512 f32 layout=latent"), "");
   EXPECT_NE(refusal("b2 h16/1 q1 k2048 lengths=2048,9 paged=4" + kLatent), "");
+  EXPECT_EQ(refusal("b2 h16/1 q1 k2048 window=-1,none" + kLatent), "");
+  EXPECT_NE(refusal("b2 h16/1 q1 k2048 lengths=2048,9 paged=16 window=-1,none" + kLatent), "");
   EXPECT_NE(refusal("b2 h16/1 q1 k2048 softcap=5" + kLatent), "");
   EXPECT_NE(refusal("b2 h16/1 q1 k2048 alibi" + kLatent), "");
   EXPECT_NE(refusal("b2 h16/1 q1 k2048 scale=-1" + kLatent), "");

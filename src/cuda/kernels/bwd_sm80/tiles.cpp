@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/host/cut_blocks.h"
 #include "cuda/host/expressions.h"
 #include "cuda/jit/config_text.h"
 #include "cuda/kernels/bwd_sm80/captures.h"
@@ -322,6 +323,13 @@ double listed_step_factor(const Problem& p) {
   return std::max(p.head_dim, p.head_dim_v) <= 64 ? 1.3 : 1.03;
 }
 
+/// Pairs of all heads, with the hidden ones of blocks that position cuts.
+double counted_pairs(const Problem& p, const Tile& tile) {
+  const std::int64_t block_m = tile.shape.block_m, block_n = tile.shape.block_n;
+  const std::int64_t pairs = host::seen_blocks(p, block_m, block_n) * block_m * block_n;
+  return static_cast<double>(p.batch * p.heads_q) * static_cast<double>(pairs);
+}
+
 double predict(const Problem& p, const Tile& tile, double heads, double blocks, int block_rows,
                double others, int splits, Products products, const Hardware& machine) {
   const double pairs = visible_pairs(p);
@@ -339,7 +347,9 @@ double predict(const Problem& p, const Tile& tile, double heads, double blocks, 
   const double cut = 0.5 * std::max(tile.shape.block_m, tile.shape.block_n);
   const double ends = p.packed ? 0.5 * step : 0.0;
   const double all = std::ceil(others / step) * step;
+  const bool counted = host::counts_cut_blocks(p, tile.shape.block_m, tile.shape.block_n);
   const double whole = p.block_list.defined()    ? std::min(seen, all)
+                       : counted                 ? counted_pairs(p, tile) / (tiles * block_rows)
                        : p.has_positional_mask() ? seen + cut + ends
                        : p.packed                ? seen + ends
                                                  : std::max(seen, all);

@@ -11,11 +11,11 @@ namespace {
 using bwd_sm90::Config;
 
 /// A problem whose kernels are watched.
-Problem typical(DType dtype, std::int64_t dim, bool causal) {
+Problem typical(DType dtype, std::int64_t dim, bool causal, std::int64_t rows = 4096) {
   Problem p;
   p.dtype = dtype;
   p.batch = p.heads_q = p.heads_k = 16;
-  p.seq_q = p.seq_k = 4096;
+  p.seq_q = p.seq_k = rows;
   p.head_dim = p.head_dim_v = dim;
   p.scale = 1.0F;
   if (causal) p.causal = Causal::bottom_right, p.right = 0;
@@ -36,6 +36,10 @@ void add_bwd_sm90_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     for (const bool causal : {false, true}) {
       for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        // At dim 64 longer rows have another stage of Q.
+        const std::int64_t rows = dim == 64 ? 2048 : 4096;
+        units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal, rows)))));
+        if (dim > 64 || dtype == DType::float16) continue;
         units.push_back(held(bwd_sm90_unit(bwd_sm90_config(typical(dtype, dim, causal)))));
       }
     }

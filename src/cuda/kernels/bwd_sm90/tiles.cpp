@@ -74,6 +74,11 @@ std::int64_t query_bytes(const Problem& p, const Config& config) {
 /// tile is a larger part of the whole, and three are taken.
 constexpr std::int64_t kTwoWaves = 256, kThreeWaves = 384;
 
+/// Full masks: with less than a wave between them a conversion waits for tiles that run. 32 x 16
+/// heads of 577 rows, dim 64, sections of 80 tiles: two of them apart 0.351 ms, one 0.383 (an
+/// H200).
+constexpr std::int64_t kWave = 128;
+
 /// Full masks with a few waves of long tiles: a conversion that is taken when as many tiles have
 /// begun as there are multiprocessors waits for one of them. 4 x 24 heads of 4096 queries and 512
 /// keys, dim 128: three waves apart 0.574 ms, one 0.613 (an H200).
@@ -127,6 +132,22 @@ void narrow_dims(const Problem& p, Config& config) {
   if (config.sums.split) return;
   if (p.head_dim <= 80) config.head_dim = 80;
   if (config.head_dim_v == 96 && p.head_dim_v <= 80) config.head_dim_v = 80;
+}
+
+/// Long rows to head dim 96: more stages of Q, which is held for two steps, let the two who compute
+/// drift apart. At dim 96 those of dO too take the place of K's second. An H200: dim 64, 4096 full
+/// and 16384 causal 0.984 and 0.988 of the time, but 577 rows 1.016; dim 96, 4096 full and 7098
+/// causal 0.975 and 0.990. Dim 128 gained nothing.
+void take_stages(const Problem& p, Config& config) {
+  constexpr std::int64_t kLongRows = 4096;
+  const bool plain = !config.logits.modified && !config.logits.alibi && !config.options.any() &&
+                     !config.expressions.any() && config.sums == bwd_sm90::Sums{};
+  if (!plain || config.ragged() || config.listed() || config.two_plane || config.hides) return;
+  if (config.mask == Mask::both || std::min(p.seq_q, p.seq_k) < kLongRows) return;
+  const int dim = std::max(config.head_dim, config.head_dim_v);
+  if (dim > 96) return;
+  config.shape.q_stages = 3;
+  if (dim == 96) config.shape.do_stages = 3, config.shape.k_stages = 1;
 }
 
 }  // namespace
@@ -219,6 +240,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   config.spans = takes_spans(p, config);
   narrow_dims(p, config);
+  take_stages(p, config);
   return config;
 }
 
@@ -344,12 +366,13 @@ bwd_sm90::SectionOrder bwd_sm90_order(const Problem& p, const Config& config) {
 int bwd_sm90_lag(const Problem& p, const bwd_sm90::SectionOrder& order, const Config& config) {
   if (config.spans) return kSpanLag;
   const int lead = bwd_sm90_sections_apart(order, config);
-  if (config.mask == Mask::none) {
-    if (!waits_for_long_tiles(p, config)) return lead;
-    const std::int64_t apart = std::int64_t{kLongWaves} * host::kTypicalMultiprocessors;
-    return std::max(lead, static_cast<int>(ceil_div(apart, order.section_heads * order.blocks)));
-  }
   const std::int64_t tiles = std::max(1, order.section_heads * order.blocks);
+  if (config.mask == Mask::none) {
+    const std::int64_t apart = waits_for_long_tiles(p, config)
+                                   ? std::int64_t{kLongWaves} * host::kTypicalMultiprocessors
+                                   : kWave;
+    return std::max(lead, static_cast<int>(ceil_div(apart, tiles)));
+  }
   // Packed sequences differ in length too. The section itself lies between as well.
   const std::int64_t apart = p.packed ? kThreeWaves : kTwoWaves;
   return std::max(lead, static_cast<int>(ceil_div(apart, tiles)) - 1);
@@ -400,8 +423,11 @@ double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machi
   constexpr double kManyRows = 0x1p18, kListsUs = 40.0;
   const double rows = static_cast<double>(p.query_rows());
   const double lists_us = listed ? kListsUs * std::min(1.0, rows / kManyRows) : 0.0;
+  // With narrow sums less: 64 x 20 heads of 130 rows, dim 80, causal took 0.240 ms.
+  const bool few_columns = config.sums.narrow && !config.sums.split;
   const double chunk_us = narrow                ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0
                           : listed && dim <= 64 ? 4.0
+                          : few_columns         ? 5.3
                                                 : 8.0;
   // P and dS in two planes: the whole takes 1.41 to 1.56 times as long (one head of 256 to 1024
   // rows on an H200), 96 heads of 128 rows no longer.

@@ -141,8 +141,8 @@ struct Choice {
 struct Slower {
   double all = 1.0, reading = 1.0;
 };
-/// Tiles that come after others, that parts follow, or that leave places of the card empty read
-/// less (an H200, bench/results/h200/served-parts.csv).
+/// Tiles that come after others and those that parts follow are slower, tiles that leave places of
+/// the card empty read less (an H200, bench/results/h200/served-parts.csv, serving.json).
 Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
   constexpr std::int64_t kFewQueries = 8;
   constexpr double kLater = 0.03, kSplit = 0.025, kIdle = 0.3, kFree = 0.08;
@@ -154,8 +154,8 @@ Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
   const double waves = full_tiles(p, tile) * choice.splits / places;
   if (waves <= 0.0) return {};
   const double idle = waves < 1.0 ? std::min(1.0, 1.0 / waves - 1.0) : 0.0;
-  return {1.0 + (waves > 1.0 ? kLater : 0.0),
-          1.0 + (choice.splits > 1 ? kSplit : 0.0) + kIdle * std::max(0.0, idle - kFree)};
+  return {1.0 + (waves > 1.0 ? kLater : 0.0) + (choice.splits > 1 ? kSplit : 0.0),
+          1.0 + kIdle * std::max(0.0, idle - kFree)};
 }
 
 /// False for what a tile is not for. A step has one scale factor for its keys.

@@ -1,5 +1,8 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/fill.h"
@@ -67,7 +70,10 @@ void fill_modification(Args& args, const Problem& p) {
     args.cap_narrow = static_cast<float>(tile::SoftcapSeries::kBound / ratio);
     const double square = ratio * ratio, scale_log2 = p.scale * kLog2e;
     args.cap_1 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k1 * square);
-    args.cap_2 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square);
+    // Not 0: times the square of a hidden score, which is infinite, that would be NaN.
+    args.cap_2 =
+        std::max(static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square),
+                 std::numeric_limits<float>::denorm_min());
     args.cap_cubic = static_cast<float>(tile::SoftcapCubic::kBound / ratio);
     args.cubic_0 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k0);
     args.cubic_1 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k1 * square);

@@ -279,6 +279,10 @@ class Call {
 Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {
   std::string reason = textbook_refusal(p);
   if (!reason.empty()) return reason;
+  // The cap's slope comes from the logits, of which ALiBi leaves little of a small cap.
+  const bool from_logits = p.pass == Pass::backward && !one_pass(row);
+  if (from_logits && p.softcap > 0.0 && p.softcap < 1.0 && p.alibi_slopes.defined())
+    return "a softcap below 1 beside ALiBi is not supported by this kernel";
   Cost cost;
   cost.memory = memory_items(row, p);
   const auto scores = static_cast<double>(score_rows(p)) * static_cast<double>(p.seq_k);
