@@ -20,6 +20,8 @@ Tensors = dict[str, tuple[str, Shape, Values]]
 
 STATE = tempfile.TemporaryDirectory(prefix="tilewise-state-")
 CLI = os.environ.get("TILEWISE_CLI", "")
+# A sanitizer's build takes a part of the cases, and fewer repeats.
+SANITIZED = os.environ.get("TILEWISE_SANITIZED") == "1"
 SOURCE = Path(os.environ.get("TILEWISE_SOURCE_DIR", Path(__file__).resolve().parents[2]))
 
 DONE, CHECK_FAILED, BAD_INPUT, NO_DEVICE, OUT_OF_MEMORY, UNSUPPORTED, INTERRUPTED = (

@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 
-from cli_testing import BAD_INPUT, NO_DEVICE, SOURCE, UNSUPPORTED, CliTest, main, run
+from cli_testing import BAD_INPUT, NO_DEVICE, SANITIZED, SOURCE, UNSUPPORTED, CliTest, main, run
 
 BF16 = ["--seq", "4096", "--dim", "128", "--heads", "16", "--dtype", "bf16", "--pass", "fwd"]
 PUBLISHED = json.loads((SOURCE / "cases" / "seeds_published.json").read_text())
@@ -281,19 +281,20 @@ class Plan(CliTest):
         self.assertAlmostEqual(row["FLOP_per_byte"], row["GFLOP"] / row["GB_moved"], delta=1e-6)
 
     def test_no_prediction_is_under_its_bound(self) -> None:
-        """Every preset on every named machine: a bound is the least that a machine allows."""
+        """Every preset on every named machine: a bound is the least that a machine allows. A
+        sanitizer's build takes every preset and every machine once or more, not all pairs."""
         presets = sorted(path.stem for path in (SOURCE / "cases" / "presets").glob("*.txt"))
         names = json.loads((SOURCE / "cases" / "hardware.json").read_text())["machines"]
         seen = 0
-        for machine in names:
-            for preset in presets:
+        for m, machine in enumerate(names):
+            for preset in presets[m :: len(names)] if SANITIZED else presets:
                 args = ["--preset", preset, "--hardware", machine, "--format", "json"]
                 for row in json.loads(self.ok("plan", *args)):
                     if row["predicted_ms"] is None:
                         continue
                     seen += 1
                     self.assertLessEqual(row["bound_ms"], 1.0001 * row["predicted_ms"], row)
-        self.assertGreater(seen, 3000)
+        self.assertGreater(seen, 500 if SANITIZED else 3000)
         for args in (
             ["--impl", "eager", "--batch", "8", "--dim", "16", "--seq", "16384"],
             ["--impl", "fused", "--batch", "8", "--dim", "16", "--seq", "16384"],

@@ -26,8 +26,13 @@ STAGES: dict[str, tuple[str, list[str], list[str]]] = {
     "lint": ("", [], []),
     "release": ("release", [], []),
     "python": ("", [], []),
-    # Accuracy, of a row and on three_way.txt, is the release's to test.
-    "asan": ("asan", [], ["-LE", "install|fuzz", "-E", f"{COMPILING}|Accuracy|three_way_"]),
+    # Accuracy, of a row, on three_way.txt and of predicted times, is the release's to test.
+    # cli.plan_test runs every command of time_model_test.
+    "asan": (
+        "asan",
+        [],
+        ["-LE", "install|fuzz", "-E", f"{COMPILING}|Accuracy|three_way_|time_model_test"],
+    ),
     "fuzz": ("asan", ["fuzz_targets"], ["-L", "fuzz"]),
     # What Accuracy has of threads runs in the contract's tests too.
     "tsan": (
