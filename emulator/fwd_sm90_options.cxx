@@ -31,6 +31,12 @@ constexpr Config boxed(Config c, tile::BiasType type = tile::BiasType::bf16) {
   c.shape.own_o = false;
   return c;
 }
+/// By a warp of their own.
+constexpr Config apart(Config c) {
+  c = boxed(c);
+  c.schedule.boxes_apart = true;
+  return c;
+}
 constexpr Config tile192x64(Mask mask) {
   Config c = tile64(3, mask);
   c.head_dim = c.head_dim_v = 128;
@@ -45,8 +51,11 @@ constexpr Config kConfigs[] = {
     boxed(optioned(tile64(3, Mask::right), true, true)),
     boxed(from_diagonal(modified(tile64(3, Mask::none), Modification::general)),
           tile::BiasType::fp16),
-    boxed(tile192x64(Mask::none)),
-    boxed(tile192x64(Mask::right)),
+    apart(tile192x64(Mask::none)),
+    apart(tile192x64(Mask::right)),
+    apart(tile192x64(Mask::both)),
+    apart(tile128x128(Mask::none)),
+    apart(tile128x128(Mask::right)),
     mapped64(Mask::none),
     optioned(with(mapped64(Mask::right), Lengths::packed, false, false), true, true),
     optioned(with(listed(128, 128, Lists::whole, Mask::right), Lengths::keys, false, false), false,
@@ -302,6 +311,30 @@ const Case kCases[] = {
      .keys = {500},
      .causal = Causal::bottom_right,
      .bias = &kShared},
+    {.name = "boxes, 192 x 64, window",
+     .dim = 128,
+     .dim_v = 128,
+     .queries = {450},
+     .keys = {633},
+     .left = 130,
+     .right = 20,
+     .bias = &kShared},
+    {.name = "boxes, 128 x 128, maxima outgrown",
+     .dim = 128,
+     .dim_v = 128,
+     .queries = {300, 300},
+     .keys = {700, 700},
+     .amplitude = 15.0F,
+     .block_m = 128,
+     .bias = &kBoxes},
+    {.name = "boxes, 128 x 128, causal",
+     .dim = 128,
+     .dim_v = 128,
+     .queries = {400},
+     .keys = {500},
+     .causal = Causal::bottom_right,
+     .block_m = 128,
+     .bias = &kLeastBoxes},
     {.name = "a bias beside functions of the caller's own",
      .queries = {200},
      .keys = {390},

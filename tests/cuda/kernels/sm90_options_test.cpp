@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 
 #include "cuda/ask_row.h"
 #include "cuda/host/options.h"
@@ -268,6 +269,20 @@ TEST(Sm90Options, TheCopyEngineBringsABiasOfEachQueryWhoseRowsBeginAt16Bytes) {
         "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 dropout=0.1",
         "b2 h4 s4096 d128 bf16 bias=1,1,q,k:bf16 mask=1,1,q,k"})
     EXPECT_EQ(stages(line), 0) << line;
+}
+
+TEST(Sm90Options, AWarpOfItsOwnBringsBoxesAtDim128) {
+  const auto tile = [](const std::string& line) {
+    const fwd_sm90::Config config = forward_config(line);
+    EXPECT_EQ(config.shape.bias_stages, 2) << line;
+    const int rows = 64 * config.shape.warpgroups;
+    return std::tuple(rows, config.shape.block_n, config.schedule.boxes_apart);
+  };
+  EXPECT_EQ(tile("b1 h16 s8192 d128 bf16 bias=1,1,q,k:bf16"), std::tuple(128, 128, true));
+  EXPECT_EQ(tile("b1 h16 s8192 d128 bf16 bias=1,1,q,k:bf16 causal"), std::tuple(192, 64, true));
+  EXPECT_EQ(tile("b1 h16 s8192 d64 bf16 bias=1,1,q,k:bf16"), std::tuple(192, 128, false));
+  for (const char* line : {"b1 h16 s8192 d128 bf16", "b1 h4 s4096 d128 bf16 bias=1,1,q,k"})
+    EXPECT_FALSE(forward_config(line).schedule.boxes_apart) << line;
 }
 
 /// A column of a wider tensor, for all keys: its rows begin at 16 bytes.

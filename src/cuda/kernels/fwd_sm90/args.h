@@ -72,6 +72,9 @@ struct Schedule {
   /// Dropout: a warpgroup makes a block's bits between the products that it issues. A warp waits
   /// for the tensor cores at each of them; behind them all, it would have nothing to wait for.
   bool bits_between = false;
+  /// A bias in boxes: a warp of its own brings them, and each warpgroup gives its own back. Else
+  /// the warp of keys and values does, when all have.
+  bool boxes_apart = false;
 
   bool operator==(const Schedule&) const = default;
 };
@@ -97,6 +100,8 @@ struct Config {
 
   constexpr bool paged() const { return pages != PageCopies::none; }
   constexpr bool boxes_bias() const { return options.bias() && shape.bias_stages > 0; }
+  /// Barriers of a stage of boxes.
+  constexpr int box_barriers() const { return schedule.boxes_apart ? shape.warpgroups : 1; }
   /// Where maxima are trusted such a bias is added to raw scores, an instruction an element less.
   constexpr bool adds_raw_bias() const {
     return boxes_bias() && modification == Modification::none && !expressions.any();
@@ -161,7 +166,7 @@ struct SharedPlan {
               (c.shape.own_o ? o_warpgroup * c.shape.warpgroups : 0)),
         barriers(boxes + bias_stage * c.shape.bias_stages),
         slots(barriers + 8 * (4 * c.shape.stages + 2 * c.shape.warpgroups * c.shape.q_buffers + 4 +
-                              2 * c.shape.bias_stages)),
+                              2 * c.shape.bias_stages * c.box_barriers())),
         listed(slots + 2 * kSlot),
         bias((listed + (c.lists == Lists::none ? 0 : kListed * c.shape.stages) + 15) / 16 * 16),
         dropout(bias +

@@ -302,6 +302,7 @@ struct Consumer {
     }
     if (lane == 0 && (holds || searches))
       mbarrier_arrive(shared.k_empty(static_cast<int>(rK.slot)));
+    if constexpr (kConfig.schedule.boxes_apart) free_boxes<kConfig>(*this, holds);
     finish_step_values();
     if (!holds) {
       if (!searches) {
@@ -315,7 +316,7 @@ struct Consumer {
       if constexpr (kConfig.schedule.values_first) pack();
     }
     if constexpr (!kConfig.schedule.values_first) pack();
-    release_boxes<kConfig>(*this);
+    release_boxes<kConfig>(*this, kConfig.schedule.boxes_apart && holds);
     rK.advance();
   }
   __forceinline__ void recompute_scores() {

@@ -84,8 +84,16 @@ __forceinline__ void kernel(const AnyArgs& any) {
         producer.run();
       } else {
         Producer<kConfig> producer{args, shared};
-        if constexpr (kConfig.boxes_bias()) producer.copied.options = options_of(any);
+        if constexpr (kConfig.boxes_bias() && !kConfig.schedule.boxes_apart)
+          producer.copied.options = options_of(any);
         producer.run();
+      }
+    }
+    if constexpr (kConfig.schedule.boxes_apart) {
+      if (thread == 32) {
+        Producer<kConfig> producer{args, shared};
+        producer.copied.options = options_of(any);
+        producer.run_boxes();
       }
     }
   } else {

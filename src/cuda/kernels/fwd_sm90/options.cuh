@@ -136,17 +136,24 @@ __forceinline__ auto bias_block(const Consumer& c) {
   return BiasBlock<kConfig.options.pairs, kConfig.shape.block_n>{c.scores.options->pairs.bias,
                                                                  place, c.lane};
 }
-/// A bias in boxes. A block's is waited for ahead of its products.
+/// A bias in boxes. A block's is waited for ahead of its products, if they come apart behind them.
 template <Config kConfig, class Consumer>
 __forceinline__ void wait_boxes(const Consumer& c) {
   if constexpr (kConfig.boxes_bias())
-    mbarrier_wait(c.shared.boxes_full(c.boxes.slot()), c.boxes.parity());
+    mbarrier_wait(c.shared.boxes_full(c.boxes.slot(), c.warpgroup), c.boxes.parity());
 }
+/// Their place is free if `done`: all lanes have read.
 template <Config kConfig, class Consumer>
-__forceinline__ void release_boxes(Consumer& c) {
+__forceinline__ void free_boxes(const Consumer& c, bool done) {
+  const u32 empty = c.shared.boxes_empty(c.boxes.slot(), c.warpgroup);
+  if (done && c.lane == 0) mbarrier_arrive(empty);
+}
+/// `freed`: the place is free already.
+template <Config kConfig, class Consumer>
+__forceinline__ void release_boxes(Consumer& c, bool freed = false) {
   if constexpr (kConfig.boxes_bias()) {
-    __syncwarp();  // all lanes have read
-    if (c.lane == 0) mbarrier_arrive(c.shared.boxes_empty(c.boxes.slot()));
+    __syncwarp();
+    free_boxes<kConfig>(c, !freed);
     c.boxes.advance();
   }
 }
@@ -162,6 +169,7 @@ template <Config kConfig, bool kLifts, class Consumer>
 __forceinline__ void add_boxes(Consumer& c, float factor) {
   constexpr int kPanelChunks = kPanelColumns / 8;
   constexpr bool kRaw = !kLifts && kConfig.adds_raw_bias();
+  if constexpr (kConfig.schedule.boxes_apart) wait_boxes<kConfig>(c);
   const float inverse = kLog2e * c.args.scale_inverse;
   const auto add = [&](float& s, float b) {
     if constexpr (kRaw) {
@@ -210,7 +218,7 @@ template <Config kConfig, bool kMasked, class Consumer>
 __forceinline__ void take_options(Consumer& c, int n) {
   if constexpr (kConfig.options.mask) take_mask<kConfig, kMasked>(c, n);
   if constexpr (kConfig.boxes_bias()) {
-    wait_boxes<kConfig>(c);
+    if constexpr (!kConfig.schedule.boxes_apart) wait_boxes<kConfig>(c);
   } else if constexpr (kConfig.options.bias()) {
     bias_block<kConfig>(c).load_async(pair_corner<kConfig>(c, n));
   }

@@ -163,17 +163,22 @@ struct Producer {
     rV.advance();
   }
 
+  __forceinline__ void expect_boxes(int slot, int warpgroup) const {
+    const u32 full = shared.boxes_full(slot, warpgroup);
+    mbarrier_wait(shared.boxes_empty(slot, warpgroup), boxes.parity() ^ 1);
+    mbarrier_expect(full, Shared<kConfig>::kPlan.bias_stage / kConfig.box_barriers());
+  }
   /// The bias of all rows of the tile and a block of keys.
   __forceinline__ void load_boxes(int nth) {
     if constexpr (kConfig.boxes_bias()) {
       const BiasTiles& of = copied.options->bias_tiles;
       const int s = boxes.slot(), block = key_block<kConfig>(args, tile, nth);
-      const u32 full = shared.boxes_full(s);
-      mbarrier_wait(shared.boxes_empty(s), boxes.parity() ^ 1);
-      mbarrier_expect(full, Shared<kConfig>::kPlan.bias_stage);
+      if constexpr (!kConfig.schedule.boxes_apart) expect_boxes(s, 0);
       // Heads that share it read it one soon after the other.
       const u64 policy = of.by_head != 0 ? kEvictFirst : kEvictNormal;
       for (int w = 0; w < kConfig.shape.warpgroups; ++w) {
+        const u32 full = shared.boxes_full(s, w);
+        if constexpr (kConfig.schedule.boxes_apart) expect_boxes(s, w);
         for (int p = 0; p < kBlockN / kPanelColumns; ++p) {
           tma_load(shared.boxes(s, w) + p * SharedPlan::kPanel, &of.map, full,
                    block * kBlockN + p * kPanelColumns, of.by_head * tile.head, query_of(w),
@@ -210,7 +215,7 @@ struct Producer {
     int next = kConfig.shape.warpgroups - 1;
     if (kConfig.shape.q_buffers == 1 && any) {
       load_k(block);
-      load_boxes(block);
+      if constexpr (!kConfig.schedule.boxes_apart) load_boxes(block);
     }
     if constexpr (kConfig.schedule.q_by_need) {
       load_q_seeing(block, range, next);
@@ -219,17 +224,32 @@ struct Producer {
     }
     if (kConfig.shape.q_buffers > 1 && any) {
       load_k(block);
-      load_boxes(block);
+      if constexpr (!kConfig.schedule.boxes_apart) load_boxes(block);
     }
     for (; block > range.begin; --block) {
       load_k(block - 1);
-      load_boxes(block - 1);
+      if constexpr (!kConfig.schedule.boxes_apart) load_boxes(block - 1);
       load_v(block);
       if constexpr (kConfig.schedule.q_by_need) load_q_seeing(block - 1, range, next);
     }
     rQ.advance();
     asked = ask(index);
     if (any) load_v(block);
+  }
+
+  /// A thread of another warp: the boxes of the tiles that run() announces.
+  __forceinline__ void run_boxes() {
+    Ring<2> slots;
+    while (true) {
+      const int s = static_cast<int>(slots.slot);
+      mbarrier_wait(shared.tile_full(s), slots.parity);
+      load_tile(tile, shared, s);
+      mbarrier_arrive(shared.tile_empty(s));
+      slots.advance();
+      if (tile.block < 0) return;
+      const BlockRange range = tile_range<kConfig>(args, tile);
+      for (int block = range.end - 1; block >= range.begin; --block) load_boxes(block);
+    }
   }
 
   __forceinline__ void run() {

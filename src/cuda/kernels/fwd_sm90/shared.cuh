@@ -34,7 +34,9 @@ struct Shared {
   static constexpr int kWarps = 4 * kConfig.shape.computing();
   static constexpr bool kByRows = kConfig.pages == PageCopies::rows;
   /// Warps that read an announced tile: the consumers, and producers that do not announce.
-  static constexpr int kReaders = kWarps + (kConfig.paged() ? kProducerWarps - 1 : 0);
+  static constexpr int kReaders = kWarps + (kConfig.paged()                ? kProducerWarps - 1
+                                            : kConfig.schedule.boxes_apart ? 1
+                                                                           : 0);
   u32 base;
 
   __forceinline__ u32 q(int buffer, int warpgroup) const {
@@ -68,11 +70,13 @@ struct Shared {
     constexpr int kGroup = kConfig.shape.block_n / 64 * SharedPlan::kPanel;
     return base + kPlan.boxes + stage * kPlan.bias_stage + warpgroup * kGroup;
   }
-  __forceinline__ u32 boxes_full(int stage) const {
-    return tile_empty(0) + (2 + stage) * kMbarrierBytes;
+  __forceinline__ u32 boxes_full(int stage, int warpgroup) const {
+    if constexpr (!kConfig.schedule.boxes_apart)
+      return tile_empty(0) + (2 + stage) * kMbarrierBytes;
+    return tile_empty(0) + (2 + stage * kWarpgroups + warpgroup) * kMbarrierBytes;
   }
-  __forceinline__ u32 boxes_empty(int stage) const {
-    return boxes_full(kConfig.shape.bias_stages + stage);
+  __forceinline__ u32 boxes_empty(int stage, int warpgroup) const {
+    return boxes_full(kConfig.shape.bias_stages + stage, warpgroup);
   }
   __forceinline__ u32 slot(int index) const {
     return base + kPlan.slots + index * SharedPlan::kSlot;
@@ -96,8 +100,10 @@ struct Shared {
       mbarrier_init(q_empty(0, i), kConfig.shape.own_o ? 4 : 1);
     }
     for (int s = 0; s < kConfig.shape.bias_stages; ++s) {
-      mbarrier_init(boxes_full(s), 1);
-      mbarrier_init(boxes_empty(s), kWarps);
+      for (int i = 0; i < kConfig.box_barriers(); ++i) {
+        mbarrier_init(boxes_full(s, i), 1);
+        mbarrier_init(boxes_empty(s, i), kWarps / kConfig.box_barriers());
+      }
     }
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(tile_full(s), 1);

@@ -182,7 +182,8 @@ namespace {
 bool boxes_bias(const Problem& p, const Config& config) {
   if (!fwd_sm90_engine_brings_bias(p) || config.split || config.lists != tile::Lists::none)
     return false;
-  return config.shape.warpgroups == 3 && config.shape.block_n % 64 == 0;
+  return (config.shape.warpgroups == 3 || config.schedule.boxes_apart) &&
+         config.shape.block_n % 64 == 0;
 }
 
 /// Room for the elements of a bias: a stage of keys and values less, else they are read from memory
@@ -279,8 +280,10 @@ Config fwd_sm90_config(const Problem& p, const FwdSm90Tile& tile, bool split) {
                           config.shape.warpgroups == 2 && config.shape.block_n == 128;
   // A second buffer of Q where the tile has room for one.
   if (!schedule.chain_tiles && !listed && !(short_window && unmodified)) config.shape.q_buffers = 1;
+  schedule.boxes_apart = good.boxes_apart;
   config.shape.bias_stages = boxes_bias(p, config) ? 2 : 0;
   make_room(config);
+  schedule.boxes_apart &= config.shape.bias_stages > 0;
   return config;
 }
 

@@ -65,15 +65,18 @@ double paged_us(const Problem& p, const FwdSm90Tile& tile, double block_us) {
 }
 
 /// What the options slow a block down by, as measured on an H200.
-double options_factor(const Problem& p, const FwdSm90Tile& tile) {
+double options_factor(const Problem& p, const FwdSm90Tile& tile, int splits) {
   const double pair_us = tile.shape.warpgroups == 2 ? 1.2e-4 : 1.4e-4;
   const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
   if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
   if (p.bias.defined()) {
     const bool staged = tile.shape.block_n % 64 == 0 && bias_begins_even(p);
-    const bool boxed = staged && tile.shape.warpgroups == 3 && fwd_sm90_engine_brings_bias(p);
-    factor *= boxed ? 1.45 : staged ? 2.0 : 3.0;  // or by memory, one by one
+    const bool apart = tile.schedule.boxes_apart;
+    const bool boxed = staged && splits == 1 && (apart || tile.shape.warpgroups == 3) &&
+                       fwd_sm90_engine_brings_bias(p);
+    // By warps, or by memory, one by one.
+    factor *= boxed ? (apart ? 1.3 : 1.45) : staged ? 2.0 : 3.0;
   }
   return factor;
 }
@@ -124,7 +127,7 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
         static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
     ms += host::kKernelMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
-  return ms * options_factor(p, tile);
+  return ms * options_factor(p, tile, splits);
 }
 
 bool reads_for_few(const Problem& p) {

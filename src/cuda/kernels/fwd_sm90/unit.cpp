@@ -26,7 +26,8 @@ std::string schedule_text(const fwd_sm90::Schedule& s) {
          flag_text("halve_cut", s.halve_cut) + flag_text("q_by_need", s.q_by_need) +
          flag_text("chain_tiles", s.chain_tiles) + flag_text("dynamic", s.dynamic) +
          (s.from_diagonal ? flag_text("from_diagonal", true) : "") +
-         (s.bits_between ? flag_text("bits_between", true) : "");
+         (s.bits_between ? flag_text("bits_between", true) : "") +
+         (s.boxes_apart ? flag_text("boxes_apart", true) : "");
 }
 
 }  // namespace
