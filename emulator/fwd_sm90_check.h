@@ -13,9 +13,9 @@
 
 namespace {
 
-const cuda::Sm90Tile& pick_tile(const Case& c, const Problem& p) {
-  const auto tiles = c.mapped ? cuda::sm90_masked_tiles(p) : cuda::sm90_tiles(p);
-  for (const cuda::Sm90Tile& tile : tiles) {
+const cuda::FwdSm90Tile& pick_tile(const Case& c, const Problem& p) {
+  const auto tiles = c.mapped ? cuda::fwd_sm90_masked_tiles(p) : cuda::fwd_sm90_tiles(p);
+  for (const cuda::FwdSm90Tile& tile : tiles) {
     if ((c.block_m == 0 || tile.block_m() == c.block_m) &&
         (c.block_n == 0 || tile.shape.block_n == c.block_n))
       return tile;
@@ -108,9 +108,9 @@ Problem of_entries(Problem p, int entries) {
 
 /// A tile of the case whose config is compiled, any of them; null where none is.
 template <const auto& kConfigs>
-const cuda::Sm90Tile* compiled_tile(const Case& c, const Problem& p) {
-  for (const cuda::Sm90Tile& tile : cuda::sm90_tiles(p)) {
-    const Config config = cuda::sm90_config(p, tile, c.splits > 1);
+const cuda::FwdSm90Tile* compiled_tile(const Case& c, const Problem& p) {
+  for (const cuda::FwdSm90Tile& tile : cuda::fwd_sm90_tiles(p)) {
+    const Config config = cuda::fwd_sm90_config(p, tile, c.splits > 1);
     if (std::find(std::begin(kConfigs), std::end(kConfigs), config) != std::end(kConfigs)) {
       return &tile;
     }
@@ -213,24 +213,25 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   TreeWords tree(batch, c.tree ? static_cast<int>(p.seq_q) : 0);
   tree.give(p);
   if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
-  const cuda::Sm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
+  const cuda::FwdSm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
   if (known == nullptr) return false;
-  const cuda::Sm90Tile& tile = *known;
+  const cuda::FwdSm90Tile& tile = *known;
   const bool split = c.splits > 1;
-  Config config = cuda::sm90_config(p, tile, split);
+  Config config = cuda::fwd_sm90_config(p, tile, split);
   config.documents = c.documents > 0;
   if (c.sample >= 0) config.expressions = samples::expressions_of(c.sample, false);
-  const int shift = cuda::sm90_pack_shift(p, tile);
+  const int shift = cuda::fwd_sm90_pack_shift(p, tile);
   PagedArgs args;
   const bool maps = map_sample && cuda::maps_mask(p);
   const MadeBits bits(p, config.shape.block_n, false);
-  cuda::WantedLists wanted = cuda::sm90_wanted_lists(config, shift);
+  cuda::WantedLists wanted = cuda::fwd_sm90_wanted_lists(config, shift);
   if (c.shows_cut >= 0) wanted.shows_cut = c.shows_cut;
   const MadeLists made(p, wanted, maps ? map_sample(c.sample, cuda::captures_of(p)) : RunMap{},
                        bits.bits);
   args.lists = made.of_queries;
-  cuda::sm90_fill(args, c.documents > 0 ? of_entries(p, c.documents) : p, config, shift, set_map);
-  args.order = cuda::sm90_order(p, config, tile.block_m() >> shift, c.splits);
+  cuda::fwd_sm90_fill(args, c.documents > 0 ? of_entries(p, c.documents) : p, config, shift,
+                      set_map);
+  args.order = cuda::fwd_sm90_order(p, config, tile.block_m() >> shift, c.splits);
   args.tiles = args.order.blocks * args.order.heads;
   unsigned long long word = 0x123456789abcdefULL;
   args.counter = {&word, 77};

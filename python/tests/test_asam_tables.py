@@ -92,6 +92,14 @@ def test_tasks_begin_with_all_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert max(shares[128]) < 0.8
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_losses_are_compared_without_dropout(drops: bool) -> None:
+    step = Job("flash", 1, 16, "cpu", True, drops=drops).step()
+    before = torch.get_rng_state()
+    step()
+    assert torch.equal(before, torch.get_rng_state()) == (not drops)
+
+
 def test_training_has_the_seed_s_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A CPU trains in bfloat16 beside float32: its products of float16 take minutes."""
     monkeypatch.setattr(tables, "peak_bytes", lambda job: 1)

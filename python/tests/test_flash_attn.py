@@ -54,6 +54,7 @@ def skip_refusal(device: str, error: NotImplementedError) -> None:
         ({"window_size": (5, -1)}, {"window": (5, None)}),
         ({"window_size": (-1, 0)}, {"window": (None, 0)}),
         ({"window_size": (4, 2)}, {"window": (4, 2)}),
+        ({"window_size": torch.tensor([4, -1])}, {"window": (4, None)}),  # as in its own tests
         ({"softcap": 3.0, "softmax_scale": 0.5}, {"softcap": 3.0, "scale": 0.5}),
     ],
 )
@@ -164,7 +165,11 @@ def test_varlen_over_pages(device: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "window", [(0, -2), (7, -8), (-1, -3), (-2, -1), None, 3, (1,), (None, 0), (0.5, 1)]
+    "window",
+    [
+        *((0, -2), (7, -8), (-1, -3), (-2, -1), None, 3, (1,), (None, 0), (0.5, 1)),
+        *(torch.tensor(3), torch.tensor([1]), torch.tensor([0, -2]), torch.ones(2)),
+    ],
 )
 def test_minus_one_alone_is_an_open_side(window: Any) -> None:
     from tilewise.flash_attn import flash_attn_func, flash_attn_with_kvcache

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -30,21 +32,35 @@ def test_many(seqlen_q):
         pytest.skip()
 """
 
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "suites.plugin", "-p", "no:cacheprovider"]
+SLOW = """
+import time
+
+def test_flash_attn_wrong():
+    raise ValueError("said 3 at once")
+
+def test_flash_attn_slow():
+    time.sleep(600)
+"""
+
+
+def environment_of(record: Path) -> dict[str, str]:
+    return os.environ | {
+        "SUITE_RULES": "flash_attention",
+        "SUITE_DRAW": "30",
+        "SUITE_SEED": "1",
+        "SUITE_RECORD": str(record),
+        "SUITE_DEVICE": "cpu",
+        "PYTHONPATH": str(TOOLS),
+    }
+
 
 def test_draws_and_counts(tmp_path: Path) -> None:
     """Large problems are not drawn on a CPU; what the contract leaves out is not run."""
     (tmp_path / "test_it.py").write_text(FILE)
-    environment = {
-        "SUITE_RULES": "flash_attention",
-        "SUITE_DRAW": "30",
-        "SUITE_SEED": "1",
-        "SUITE_RECORD": str(tmp_path / "record.json"),
-        "SUITE_DEVICE": "cpu",
-        "PYTHONPATH": str(TOOLS),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "suites.plugin", str(tmp_path)]
-    command += ["-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
-    subprocess.run(command, env=os.environ | environment, capture_output=True, check=False)
+    command = [*PYTEST, str(tmp_path), f"--rootdir={tmp_path}"]
+    environment = environment_of(tmp_path / "record.json")
+    subprocess.run(command, env=environment, capture_output=True, check=False)
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["combinations"] == 206
     assert list(record["outside"].values()) == [2]  # with dropout, of 3 and 5 queries
@@ -52,6 +68,32 @@ def test_draws_and_counts(tmp_path: Path) -> None:
     assert record["failures"] == ["test_it.py::test_flash_attn_output[5-4-0.0]"]
     assert record["drawn"] == 34
     assert record["passed"] + record["skipped"] == 31 and record["skipped"] > 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_is_found(tmp_path: Path, number: int) -> None:
+    """A failure is in the log at once, and in the record when a signal ends the runner."""
+    (tmp_path / "test_it.py").write_text(SLOW)
+    log, record = tmp_path / "log", tmp_path / "record.json"
+    command = [*PYTEST, str(tmp_path), f"--rootdir={tmp_path}"]
+    runs = f"run_tests({command!r}, {{}}, Path({str(log)!r}))"
+    program = f"from pathlib import Path; from suites.__main__ import run_tests; print({runs})"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment_of(record),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as runner:
+        until = time.monotonic() + 120
+        while not (log.exists() and "FAILED" in log.read_text()) and time.monotonic() < until:
+            time.sleep(0.1)
+        runner.send_signal(number)
+        said, _ = runner.communicate(timeout=60)
+    assert said.strip() == "True"
+    line = next(line for line in log.read_text().splitlines() if line.startswith("FAILED"))
+    assert "test_flash_attn_wrong" in line and "test_it.py:5 ValueError: said 3 at once" in line
+    found = json.loads(record.read_text())
+    assert found["failed"] == {"ValueError: said N at once": 1} and found["drawn"] == 1
 
 
 def test_the_pinned_state_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,12 +103,14 @@ def _window_bounds(window: tuple[int | None, int | None]) -> tuple[int | None, i
 
 def flash_window(window_size: tuple[int, int]) -> tuple[int | None, int | None]:
     """The window of flash_attn's functions, where -1 means unbounded."""
-    sized = isinstance(window_size, tuple | list) and len(window_size) == 2
-    if not sized or any(not hasattr(bound, "__index__") or bound < -1 for bound in window_size):
+    # A tensor of two integers is a window for flash_attn, whose own tests give one.
+    bounds = window_size.tolist() if hasattr(window_size, "tolist") else window_size
+    sized = isinstance(bounds, tuple | list) and len(bounds) == 2
+    if not sized or any(not hasattr(bound, "__index__") or bound < -1 for bound in bounds):
         raise ValueError(
             f"window_size is {window_size!r}: expected two bounds from 0 on, -1 for an open side"
         )
-    left, right = window_size
+    left, right = bounds
     return None if left == -1 else left, None if right == -1 else right
 
 

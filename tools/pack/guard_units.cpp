@@ -47,11 +47,11 @@ class UnitList {
 };
 
 /// Units of both passes on Hopper; `split`: keys of the forward in parts.
-void add_sm90(UnitList& units, Problem p, const Sm90Tile& tile, bool split) {
+void add_sm90(UnitList& units, Problem p, const FwdSm90Tile& tile, bool split) {
   const auto add = [&](KernelUnit unit, const tile::Expressions& of) {
     units.add(of.any() ? with_expressions(std::move(unit), p, of.strip) : std::move(unit), 90);
   };
-  const fwd_sm90::Config forward = sm90_config(p, tile, split);
+  const fwd_sm90::Config forward = fwd_sm90_config(p, tile, split);
   add(fwd_sm90_unit(forward), forward.expressions);
   if (p.paged) return;
   p.pass = Pass::backward;
@@ -65,8 +65,8 @@ void add_drawn(UnitList& units) {
   const std::size_t wanted = units.size() + kDrawnUnits;
   while (units.size() < wanted) {
     const Problem p = draw.problem();
-    const auto tiles = sm90_tiles(p);
-    const Sm90Tile& tile = tiles[draw.below(tiles.size())];
+    const auto tiles = fwd_sm90_tiles(p);
+    const FwdSm90Tile& tile = tiles[draw.below(tiles.size())];
     add_sm90(units, p, tile, draw.below(2) == 1);
   }
 }
@@ -76,7 +76,7 @@ void add_drawn_options(UnitList& units) {
   ProblemDraw draw(17);
   for (int i = 0; i < kDrawnOptions; ++i) {
     for (const Problem& p : {draw.listed(), draw.paged(), draw.expressed()}) {
-      const auto tiles = sm90_tiles(p);
+      const auto tiles = fwd_sm90_tiles(p);
       add_sm90(units, p, tiles[draw.below(tiles.size())], false);
     }
   }

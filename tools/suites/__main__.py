@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,8 +63,7 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     if options.filter:
         command += ["-k", options.filter]
     started = time.monotonic()
-    with (into / "log").open("w") as log:
-        subprocess.run(command, env=os.environ | environment, stdout=log, stderr=log, check=False)
+    interrupted = run_tests(command, environment, into / "log")
     if not record.exists():
         sys.exit(f"peers-suites: {name} could not be run:\n{(into / 'log').read_text()[-2000:]}")
     found = json.loads(record.read_text())
@@ -73,7 +73,36 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     elif fetched:
         state = {"of": f"{rules.SOURCE.owner}/{rules.SOURCE.name}", "ref": rules.SOURCE.ref}
         state |= {"commit": fetched.commit}
-    return state | found | {"seconds": round(time.monotonic() - started)}
+    found |= {"seconds": round(time.monotonic() - started)}
+    return state | found | ({"interrupted": True} if interrupted else {})
+
+
+def run_tests(command: list[str], environment: dict[str, str], into: Path) -> bool:
+    """Whether a signal ended them, which pytest takes as an interrupt and then reports."""
+    interrupted = False
+
+    def hand_on(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        del number, frame
+        interrupted = True
+        tests.send_signal(signal.SIGINT)
+
+    # A session of its own: a terminal's interrupt would reach the tests twice.
+    with (
+        into.open("w") as log,
+        subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as tests,
+    ):
+        before = {s: signal.signal(s, hand_on) for s in (signal.SIGINT, signal.SIGTERM)}
+        tests.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return interrupted
 
 
 def share(suite: dict[str, Any]) -> float:
@@ -89,6 +118,7 @@ def tell(name: str, suite: dict[str, Any]) -> None:
         f"{suite['drawn']} drawn of {suite['combinations']}, "
         f"{sum(suite['outside'].values())} outside the contract, "
         f"{suite['skipped']} skip themselves; {suite['seconds']} s"
+        f"{', interrupted' if 'interrupted' in suite else ''}"
     )
     for why, count in suite["failed"].items():
         print(f"  {count:4} {why}")
@@ -135,6 +165,8 @@ def main() -> int:
         document["suites"][name] = suite | {"draw": options.draw, "seed": options.seed}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(document, indent=1) + "\n")
+        if "interrupted" in suite:
+            return 1
     return 1 if failures else 0
 
 

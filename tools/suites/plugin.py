@@ -14,6 +14,8 @@ import math
 import os
 import random
 import re
+import signal
+import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -29,6 +31,11 @@ outside: Counter[str] = Counter()
 outcomes: Counter[str] = Counter()
 failed: Counter[str] = Counter()
 failures: list[str] = []
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores the signal, by which the runner ends a suite."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _names(mark: pytest.Mark) -> list[str]:
@@ -90,13 +97,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-def _reason(call: pytest.CallInfo) -> str:
-    """The error's first line without its numbers, which are of one case."""
+def _said(call: pytest.CallInfo) -> str:
+    """The error's first line."""
     if call.excinfo is None:
         return ""
     said = str(call.excinfo.value).splitlines()
-    text = f"{call.excinfo.type.__name__}: {said[0] if said else ''}"
-    return re.sub(r"-?\d[\d.e+-]*", "N", text)[:160]
+    return f"{call.excinfo.type.__name__}: {said[0] if said else ''}"
+
+
+def _reason(call: pytest.CallInfo) -> str:
+    """Without the numbers, which are of one case."""
+    return re.sub(r"-?\d[\d.e+-]*", "N", _said(call))[:160]
+
+
+def _tell(name: str, call: pytest.CallInfo) -> None:
+    """A line of the log at once, which an interrupt does not lose."""
+    where = call.excinfo.traceback[-1] if call.excinfo else None
+    place = f"{where.path.name}:{where.lineno + 1}" if where else ""
+    print(f"\nFAILED {name} {call.duration:.1f} s {place} {_said(call)}", file=sys.stderr, flush=True)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -114,9 +132,18 @@ def pytest_runtest_makereport(
         if report.outcome == "failed":
             failed[_reason(call)] += 1
             failures.append(item.nodeid.rpartition("/")[2])
+            _tell(failures[-1], call)
+
+
+def pytest_runtest_logfinish() -> None:
+    _write()
 
 
 def pytest_sessionfinish() -> None:
+    _write()
+
+
+def _write() -> None:
     record = {
         "combinations": combinations,
         "drawn": sum(outside.values()) + sum(outcomes.values()),

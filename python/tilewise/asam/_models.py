@@ -95,7 +95,8 @@ class Job:
 
     precision: "fp32", "fp16" (autocast and a GradScaler) or "bf16" (autocast). checkpointing: the
     working layers, or with "ffn" their feed-forward networks, run again in backward, but for the
-    last. compiled: by torch.compile.
+    last. compiled: by torch.compile. drops: dropout as published; torch's masks on CUDA differ by
+    type.
     """
 
     kind: str
@@ -106,6 +107,7 @@ class Job:
     precision: str = "fp32"
     checkpointing: bool | str = False
     compiled: bool = False
+    drops: bool = True
 
     def step(self) -> Callable[[], Tensor]:
         """A function that runs one step, and the loss or the logits that it returns."""
@@ -114,6 +116,9 @@ class Job:
         again = self.checkpointing
         options = {"use_gradient_checkpointing": again} if again else {}
         model: nn.Module = Classifier(self.kind, **options).to(device).train(self.training)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and not self.drops:
+                module.p = 0.0
         ids = torch.randint(VOCABULARY, (self.batch, self.n), device=device)
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)
         cast = torch.autocast(device.type, dtype, enabled=dtype is not None)

@@ -13,7 +13,7 @@ namespace tilewise::cuda {
 /// an axis of their own.
 TensorMapSpec sm90_map_spec(const Tensor& tensor, int box_rows, bool packed = false);
 
-/// Axes {D, H, S, B} to {D, H, x, y, B}, x of `rows` rows: see fwd_sm90::Args. A box takes `heads`
+/// Axes {D, H, S, B} to {D, H, x, y, B}, x of `rows` rows: see tile::Offsets. A box takes `heads`
 /// heads.
 TensorMapSpec sm90_ragged_map(TensorMapSpec spec, std::int64_t rows, int heads);
 

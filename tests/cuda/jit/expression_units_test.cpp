@@ -135,13 +135,13 @@ TEST_P(ExpressionUnits, CompileCleanlyForSm90) {
   constexpr const char* kWgmma = "wgmma.mma_async";
   for (const Sample& sample : kSamples) {
     const Problem forward = problem(sample, dim, Pass::forward);
-    const Sm90Tile& tile = sm90_tiles(forward)[0];
+    const FwdSm90Tile& tile = fwd_sm90_tiles(forward)[0];
     expect_clean(sample.name,
-                 with_expressions(fwd_sm90_unit(sm90_config(forward, tile, false)), forward,
+                 with_expressions(fwd_sm90_unit(fwd_sm90_config(forward, tile, false)), forward,
                                   strips_score(forward)),
                  90, kWgmma, dim > 128 ? 200 : 96);
     const bool slanted = forward.score_affine != nullptr;
-    EXPECT_EQ(sm90_config(forward, tile, false).modification == fwd_sm90::Modification::alibi,
+    EXPECT_EQ(fwd_sm90_config(forward, tile, false).modification == fwd_sm90::Modification::alibi,
               slanted)
         << sample.name;
     const Problem p = problem(sample, dim, Pass::backward);
@@ -187,8 +187,8 @@ TEST(ExpressionSizes, HopperKernelsHaveRoom) {
   for (const Sample& sample : samples) {
     for (const int dim : {32, 64, 96, 128}) {
       const Problem forward = problem(sample, dim, Pass::forward);
-      for (const Sm90Tile& tile : sm90_tiles(forward)) {
-        const KernelUnit unit = fwd_sm90_unit(sm90_config(forward, tile, false));
+      for (const FwdSm90Tile& tile : fwd_sm90_tiles(forward)) {
+        const KernelUnit unit = fwd_sm90_unit(fwd_sm90_config(forward, tile, false));
         EXPECT_LE(unit.shared_bytes, bwd_sm90::SharedPlan::kRoom) << sample.name << ", " << dim;
       }
       Problem p = problem(sample, dim, Pass::backward);

@@ -97,7 +97,8 @@ TEST(ListUnits, OfTheHopperRows) {
         "b2 h4 s2048 d128 f16 blocks=128,128:1,h:0.5 causal",
         "b2 h4 s2048 d128 bf16 blocks=16,32:b,h:0.5 lengths=2048,100 window=100,100"}) {
     const Problem forward = problem(line, Pass::forward);
-    expect_compiles(fwd_sm90_unit(sm90_config(forward, sm90_tiles(forward).front(), false)), 90);
+    expect_compiles(fwd_sm90_unit(fwd_sm90_config(forward, fwd_sm90_tiles(forward).front(), false)),
+                    90);
     expect_compiles(bwd_sm90_unit(bwd_sm90_config(problem(line, Pass::backward))), 90);
   }
 }

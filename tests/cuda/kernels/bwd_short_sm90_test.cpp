@@ -143,7 +143,12 @@ TEST(BwdShortSm90, Refusals) {
   expect(p, "not a multiple of 8");
   p = problem(8, 12, 256, 64, true);
   p.softcap = 30.0;
-  expect(p, "a softcap, ALiBi or bias");
+  expect(p, "a softcap, ALiBi, bias");
+  for (const float scale : {-0.3F, 0.0F, -0.0F, 1e-31F}) {
+    p = problem(8, 12, 256, 64, true);
+    p.scale = scale;
+    expect(p, "a scale that is not positive");
+  }
   p = problem(8, 12, 256, 64, true);
   p.mask.rank = 4;
   expect(p, "bool masks");

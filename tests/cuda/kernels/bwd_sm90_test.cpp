@@ -292,7 +292,7 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
        {std::vector<int>{4096, 1, 0, 130}, {0, 0, 5000}, {128, 127, 129, 4000}, {0, 4097, 0}}) {
     const Problem p = packed(lengths, 64, true);
     const Config config = bwd_sm90_config(p);
-    EXPECT_EQ(config.lengths, fwd_sm90::Lengths::packed);
+    EXPECT_EQ(config.lengths, bwd_sm90::Lengths::packed);
     EXPECT_FALSE(config.sums.split);
     std::int64_t first = 0, next_free = 0;
     for (std::size_t b = 0; b < lengths.size(); ++b) {
@@ -346,7 +346,7 @@ TEST(BwdSm90, LengthsThatTheDeviceLooksUp) {
   p = problem(1024, 128, true);
   p.key_lengths = Tensor::contiguous(p.q.data, DType::int32, {p.batch}, p.device);
   EXPECT_EQ(refusal(p), "");
-  EXPECT_EQ(bwd_sm90_config(p).lengths, fwd_sm90::Lengths::keys);
+  EXPECT_EQ(bwd_sm90_config(p).lengths, bwd_sm90::Lengths::keys);
   // A small one keeps delta for every row of the tensor, not for every sequence's longest.
   p = packed({30, 41, 7}, 64, true);
   EXPECT_TRUE(bwd_sm90_config(p).two_plane);

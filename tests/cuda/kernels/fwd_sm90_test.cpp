@@ -164,9 +164,9 @@ TEST(ForwardSm90, EveryTileFits) {
       for (const int mask : {0, 1, 2}) {
         if (mask > 0) p.causal = Causal::bottom_right, p.right = 0;
         if (mask > 1) p.left = 1023;
-        for (const Sm90Tile& tile : sm90_tiles(p)) {
+        for (const FwdSm90Tile& tile : fwd_sm90_tiles(p)) {
           for (const bool split : {false, true}) {
-            const Config config = sm90_config(p, tile, split);
+            const Config config = fwd_sm90_config(p, tile, split);
             EXPECT_EQ(config_refusal(config), "") << dim << ' ' << dim_v << ' ' << split;
             EXPECT_GE(config.head_dim, dim);
             EXPECT_EQ(config.shape.block_n % 16, 0);
@@ -208,18 +208,20 @@ TEST(ForwardSm90, PacksHeadsWhereQueriesAreFew) {
   Problem p = problem(DType::bfloat16, 1, 8192, 128, 128);
   p.heads_q = 32;
   p.heads_k = 8;
-  const Sm90Tile& tile = *sm90_choose(p, h100()).tile;
-  EXPECT_EQ(sm90_pack_shift(p, tile), 2);
-  EXPECT_TRUE(sm90_config(p, tile, false).pack_heads);
-  EXPECT_EQ(sm90_order(p, sm90_config(p, tile, false), tile.block_m() >> 2, 1).heads, 2 * 8);
+  const FwdSm90Tile& tile = *fwd_sm90_choose(p, h100()).tile;
+  EXPECT_EQ(fwd_sm90_pack_shift(p, tile), 2);
+  EXPECT_TRUE(fwd_sm90_config(p, tile, false).pack_heads);
+  EXPECT_EQ(fwd_sm90_order(p, fwd_sm90_config(p, tile, false), tile.block_m() >> 2, 1).heads,
+            2 * 8);
   p.heads_q = 40;  // five to a group: eight rows a query, three of them idle
-  EXPECT_EQ(sm90_pack_shift(p, tile), 3);
+  EXPECT_EQ(fwd_sm90_pack_shift(p, tile), 3);
   p.packed = true;
-  EXPECT_EQ(sm90_pack_shift(p, tile), 0) << "the map of packed sequences has no axis for idle rows";
+  EXPECT_EQ(fwd_sm90_pack_shift(p, tile), 0)
+      << "the map of packed sequences has no axis for idle rows";
   p = problem(DType::bfloat16, 4096, 4096, 128, 128);
   p.heads_q = 32;
   p.heads_k = 8;
-  EXPECT_EQ(sm90_pack_shift(p, *sm90_choose(p, h100()).tile), 0) << "tiles are full anyway";
+  EXPECT_EQ(fwd_sm90_pack_shift(p, *fwd_sm90_choose(p, h100()).tile), 0) << "tiles are full anyway";
 }
 
 TEST(ForwardSm90, FewQueriesAndManyKeysTakeOneWarpgroup) {
@@ -228,7 +230,7 @@ TEST(ForwardSm90, FewQueriesAndManyKeysTakeOneWarpgroup) {
     p.batch = batch;
     p.heads_q = 32;
     p.heads_k = 8;
-    EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 64) << batch << " x " << keys;
+    EXPECT_EQ(fwd_sm90_choose(p, h100()).tile->block_m(), 64) << batch << " x " << keys;
   }
 }
 
@@ -236,7 +238,7 @@ TEST(ForwardSm90, AModificationHasItsOwnKernel) {
   using fwd_sm90::Modification;
   Problem p = problem(DType::bfloat16, 128, 128, 64, 64);
   const auto modification = [&] {
-    return sm90_config(p, sm90_tiles(p).front(), false).modification;
+    return fwd_sm90_config(p, fwd_sm90_tiles(p).front(), false).modification;
   };
   EXPECT_EQ(modification(), Modification::none);
   p.softcap = 50.0;
@@ -271,10 +273,10 @@ TEST(ForwardSm90, MapsOfSequencesEndWhereTheSequenceDoes) {
   p.q = p.o = rows(80);
   p.k = p.v = rows(90);
   p.cu_seqlens_q = p.cu_seqlens_k = Tensor::contiguous(offsets, DType::int32, {3}, p.device);
-  const Sm90Tile& tile = sm90_tiles(p).front();
+  const FwdSm90Tile& tile = fwd_sm90_tiles(p).front();
   fwd_sm90::PagedArgs args;
-  sm90_fill(args, p, sm90_config(p, tile, false), 0,
-            [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
+  fwd_sm90_fill(args, p, fwd_sm90_config(p, tile, false), 0,
+                [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
   ASSERT_EQ(specs.size(), 4U);
   EXPECT_EQ(tensor_map_refusal(specs[0]), "");
   const int length = 50, begin = 30, row = 7;
@@ -303,7 +305,7 @@ Problem over_pages(std::int64_t page_size, std::int64_t seq_q, std::int64_t dim)
 TEST(ForwardSm90, ABoxIsOfOnePage) {
   for (const auto& [page_size, block_n, rows] :
        {std::tuple{16, 128, 16}, {64, 80, 16}, {256, 128, 128}, {24, 128, 8}, {7, 128, 1}}) {
-    EXPECT_EQ(sm90_box_rows(over_pages(page_size, 128, 64), block_n), rows) << page_size;
+    EXPECT_EQ(fwd_sm90_box_rows(over_pages(page_size, 128, 64), block_n), rows) << page_size;
   }
   using fwd_sm90::PageCopies;
   for (const auto& [page_size, copies] : {std::pair{16, PageCopies::boxes},
@@ -313,7 +315,7 @@ TEST(ForwardSm90, ABoxIsOfOnePage) {
                                           {7, PageCopies::rows},
                                           {1, PageCopies::rows}}) {
     const Problem p = over_pages(page_size, 128, 64);
-    EXPECT_EQ(sm90_config(p, sm90_tiles(p).front(), false).pages, copies) << page_size;
+    EXPECT_EQ(fwd_sm90_config(p, fwd_sm90_tiles(p).front(), false).pages, copies) << page_size;
   }
 }
 
@@ -323,8 +325,8 @@ TEST(ForwardSm90, MapsOfPagesEndWhereThePagesKeysDo) {
   specs.clear();
   const Problem p = over_pages(16, 128, 64);
   fwd_sm90::PagedArgs args;
-  sm90_fill(args, p, sm90_config(p, sm90_tiles(p).front(), false), 0,
-            [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
+  fwd_sm90_fill(args, p, fwd_sm90_config(p, fwd_sm90_tiles(p).front(), false), 0,
+                [](tile::TensorMapBytes&, const TensorMapSpec& spec) { specs.push_back(spec); });
   ASSERT_EQ(specs.size(), 4U);
   const TensorMapSpec& k = specs[1];
   EXPECT_EQ(tensor_map_refusal(k), "");
@@ -351,15 +353,15 @@ TEST(ForwardSm90, RefusesBlockListsOverPages) {
 
 TEST(ForwardSm90, SplitsKeysWhereTheGridIsSmall) {
   Problem p = problem(DType::bfloat16, 128, 16384, 128, 128);
-  EXPECT_GT(sm90_choose(p, h100()).splits, 1);
+  EXPECT_GT(fwd_sm90_choose(p, h100()).splits, 1);
   p = problem(DType::bfloat16, 16384, 16384, 128, 128);
-  EXPECT_EQ(sm90_choose(p, h100()).splits, 1);
+  EXPECT_EQ(fwd_sm90_choose(p, h100()).splits, 1);
   // One query to each of two packed sequences.
   p = problem(DType::bfloat16, 1, 16384, 128, 128);
   p.packed = true;
   p.total_q = 2;
   p.total_k = 32768;
-  EXPECT_GT(sm90_choose(p, h100()).splits, 1);
+  EXPECT_GT(fwd_sm90_choose(p, h100()).splits, 1);
 }
 
 // Their tiles see nearly all keys each: parts that make one wave and a little more would take two.
@@ -370,11 +372,11 @@ TEST(ForwardSm90, PartsOfAChunkOnAPrefixRunAtOnce) {
     p.heads_q = 32;
     p.causal = Causal::bottom_right;
     p.right = 0;
-    const Sm90Choice choice = sm90_choose(p, h100());
-    const int shift = sm90_pack_shift(p, *choice.tile);
-    const Config config = sm90_config(p, *choice.tile, choice.splits > 1);
+    const FwdSm90Choice choice = fwd_sm90_choose(p, h100());
+    const int shift = fwd_sm90_pack_shift(p, *choice.tile);
+    const Config config = fwd_sm90_config(p, *choice.tile, choice.splits > 1);
     const SectionOrder order =
-        sm90_order(p, config, choice.tile->block_m() >> shift, choice.splits);
+        fwd_sm90_order(p, config, choice.tile->block_m() >> shift, choice.splits);
     EXPECT_LE(order.heads * order.blocks, 132) << seq_q << ' ' << seq_k;
     EXPECT_GE(order.heads * order.blocks, 64) << seq_q << ' ' << seq_k;
   }
@@ -385,12 +387,12 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
     Problem p = problem(DType::bfloat16, seq, seq, 128, 128);
     p.batch = 1;
     p.heads_q = p.heads_k = 16;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
+    EXPECT_FALSE(fwd_sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.causal = Causal::bottom_right;
     p.right = 0;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
+    EXPECT_FALSE(fwd_sm90_choose(p, h100()).tile->for_windows()) << seq;
     p.left = 4095;
-    EXPECT_FALSE(sm90_choose(p, h100()).tile->for_windows()) << seq;
+    EXPECT_FALSE(fwd_sm90_choose(p, h100()).tile->for_windows()) << seq;
   }
   Problem p = problem(DType::bfloat16, 16384, 16384, 128, 128);
   p.batch = 1;
@@ -398,25 +400,25 @@ TEST(ForwardSm90, ATileForShortWindowsIsTakenForNothingElse) {
   p.causal = Causal::bottom_right;
   p.right = 0;
   p.left = 1023;
-  EXPECT_TRUE(sm90_choose(p, h100()).tile->for_windows());
+  EXPECT_TRUE(fwd_sm90_choose(p, h100()).tile->for_windows());
 }
 
 TEST(ForwardSm90, TilesByLength) {
   Problem p = problem(DType::bfloat16, 512, 512, 128, 128);
   p.batch = 32;
   p.heads_q = p.heads_k = 16;
-  EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 128);
+  EXPECT_EQ(fwd_sm90_choose(p, h100()).tile->block_m(), 128);
   p = problem(DType::bfloat16, 8192, 8192, 128, 128);
   p.heads_q = p.heads_k = 16;
-  EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 128);
+  EXPECT_EQ(fwd_sm90_choose(p, h100()).tile->block_m(), 128);
   p.causal = Causal::bottom_right;
   p.right = 0;
-  EXPECT_EQ(sm90_choose(p, h100()).tile->block_m(), 192);
+  EXPECT_EQ(fwd_sm90_choose(p, h100()).tile->block_m(), 192);
 }
 
 TEST(ForwardSm90, FewTilesShareMultiprocessors) {
   Problem p = problem(DType::bfloat16, 512, 512, 64, 64);
-  const auto shares = [&] { return sm90_choose(p, h100()).tile->shape.resident > 1; };
+  const auto shares = [&] { return fwd_sm90_choose(p, h100()).tile->shape.resident > 1; };
   p.batch = 8, p.heads_q = p.heads_k = 12;  // 768 tiles of 64 queries
   EXPECT_TRUE(shares());
   p.batch = 9;

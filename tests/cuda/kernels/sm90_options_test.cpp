@@ -34,7 +34,7 @@ std::string backward_refusal(const std::string& line) {
 }
 fwd_sm90::Config forward_config(const std::string& line) {
   const Problem p = problem(line);
-  return sm90_config(p, *sm90_choose(p, machine(90)).tile, false);
+  return fwd_sm90_config(p, *fwd_sm90_choose(p, machine(90)).tile, false);
 }
 std::int64_t bit_bytes(const KernelRow& row, const Problem& p) {
   std::int64_t bytes = 0;
@@ -69,7 +69,8 @@ TEST(Sm90Options, WordsOfATreeAreReadInsteadOfItsFunction) {
   const std::string shape = "b4 h32/4 q64 k8192 d128 bf16";
   const Problem p = problem(shape + formula), words = by_tree_words(p);
   ASSERT_TRUE(has_tree_words(p));
-  const fwd_sm90::Config config = sm90_config(words, *sm90_choose(words, machine(90)).tile, false);
+  const fwd_sm90::Config config =
+      fwd_sm90_config(words, *fwd_sm90_choose(words, machine(90)).tile, false);
   EXPECT_TRUE(config.options.tree);
   EXPECT_FALSE(config.expressions.any());
   EXPECT_EQ(config.lists, tile::Lists::none);
@@ -242,9 +243,9 @@ TEST(Sm90Options, BiasesAreStagedWhereTheirRowsBeginEven) {
   EXPECT_FALSE(forward_config("b1 h4 q1024 k1023 d64 bf16 bias=1,h,q,k:bf16").options.pairs.staged);
   for (const char* line : {"d64 bf16 bias=1,h,q,k", "d96 bf16 bias=1,h,q,k:bf16",
                            "d128 bf16 bias=1,h,q,k:bf16", "d256 bf16 bias=1,h,q,k"}) {
-    for (const Sm90Tile& tile : sm90_tiles(problem(std::string("b1 h4 s1024 ") + line))) {
+    for (const FwdSm90Tile& tile : fwd_sm90_tiles(problem(std::string("b1 h4 s1024 ") + line))) {
       const fwd_sm90::Config config =
-          sm90_config(problem(std::string("b1 h4 s1024 ") + line), tile, false);
+          fwd_sm90_config(problem(std::string("b1 h4 s1024 ") + line), tile, false);
       EXPECT_LE(fwd_sm90::SharedPlan(config).bytes, 227 * 1024) << line;
     }
   }
@@ -272,17 +273,17 @@ TEST(Sm90Options, TheCopyEngineBringsABiasOfEachQueryWhoseRowsBeginAt16Bytes) {
 /// A column of a wider tensor, for all keys: its rows begin at 16 bytes.
 TEST(Sm90Options, TheCopyEngineDoesNotRepeatAColumn) {
   Problem p = problem("b2 h4 s4096 d64 bf16 bias=1,1,q,k:bf16");
-  EXPECT_TRUE(sm90_engine_brings_bias(p));
+  EXPECT_TRUE(fwd_sm90_engine_brings_bias(p));
   p.bias.strides[3] = 0;
-  EXPECT_FALSE(sm90_engine_brings_bias(p));
+  EXPECT_FALSE(fwd_sm90_engine_brings_bias(p));
 }
 
 TEST(Sm90Options, HeadsThatShareABiasGoThroughItTogether) {
   const auto together = [](const std::string& line) {
     const Problem p = problem(line);
-    const Sm90Tile& tile = *sm90_choose(p, machine(90)).tile;
-    const fwd_sm90::Config config = sm90_config(p, tile, false);
-    const fwd_sm90::SectionOrder forward = sm90_order(p, config, tile.block_m(), 1);
+    const FwdSm90Tile& tile = *fwd_sm90_choose(p, machine(90)).tile;
+    const fwd_sm90::Config config = fwd_sm90_config(p, tile, false);
+    const fwd_sm90::SectionOrder forward = fwd_sm90_order(p, config, tile.block_m(), 1);
     const Problem of_backward = problem(line, Pass::backward);
     const bwd_sm90::SectionOrder backward =
         bwd_sm90_order(of_backward, bwd_sm90_config(of_backward));

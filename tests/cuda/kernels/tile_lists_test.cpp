@@ -124,11 +124,11 @@ TEST(TileLists, BlocksOf64InBackward) {
 TEST(TileLists, HeadsOfAGroupInOneTile) {
   const auto pack_shift = [](const std::string& line) {
     const Problem p = problem(line);
-    const Sm90Tile& tile = sm90_tiles(p).front();
-    const fwd_sm90::Config config = sm90_config(p, tile, false);
-    EXPECT_EQ(config.pack_heads, sm90_pack_shift(p, tile) > 0) << line;
+    const FwdSm90Tile& tile = fwd_sm90_tiles(p).front();
+    const fwd_sm90::Config config = fwd_sm90_config(p, tile, false);
+    EXPECT_EQ(config.pack_heads, fwd_sm90_pack_shift(p, tile) > 0) << line;
     EXPECT_TRUE(!config.pack_heads || config.lists == Lists::whole) << line;
-    return sm90_pack_shift(p, tile);
+    return fwd_sm90_pack_shift(p, tile);
   };
   EXPECT_EQ(pack_shift("b1 h4/2 s4096 d128 bf16 blocks=64,64:1,1:0.5"), 1);
   EXPECT_EQ(pack_shift("b2 h32/8 s4096 d64 bf16 blocks=32,64:b,1:0.5 causal"), 2);
@@ -155,9 +155,9 @@ TEST(TileLists, HeadsOfAGroupInOneTile) {
 
 TEST(TileLists, TilesOfPackedSequencesAreThoseOfTheLongest) {
   const Problem p = problem("packed=700,33,129 h4/2 d64 bf16 blocks=128,128:b,1:0.5");
-  const Sm90Tile& tile = sm90_tiles(p).front();
+  const FwdSm90Tile& tile = fwd_sm90_tiles(p).front();
   const fwd_sm90::SectionOrder order =
-      sm90_order(p, sm90_config(p, tile, false), tile.block_m(), 1);
+      fwd_sm90_order(p, fwd_sm90_config(p, tile, false), tile.block_m(), 1);
   EXPECT_EQ(order.blocks, (700 + tile.block_m() - 1) / tile.block_m());
   EXPECT_EQ(order.heads, 3 * 4);
 }
@@ -167,24 +167,24 @@ TEST(TileLists, ConfigOfAList) {
   const Problem whole = problem("b1 h2 s4096 d128 bf16 blocks=256,128:1,h:0.5");
   const Problem parts = problem("b1 h2 s4096 d64 bf16 blocks=128,64:1,h:0.5 causal");
   const Problem narrow = problem("b1 h2 s4096 d64 bf16 blocks=64,128:1,h:0.5");
-  ASSERT_EQ(sm90_tiles(whole).size(), 1U);
-  const fwd_sm90::Config a = sm90_config(whole, sm90_tiles(whole).front(), false);
+  ASSERT_EQ(fwd_sm90_tiles(whole).size(), 1U);
+  const fwd_sm90::Config a = fwd_sm90_config(whole, fwd_sm90_tiles(whole).front(), false);
   EXPECT_EQ(a.lists, Lists::whole);
   EXPECT_EQ(a.shape.block_n, 128);
-  const fwd_sm90::Config b = sm90_config(parts, sm90_tiles(parts).front(), false);
+  const fwd_sm90::Config b = fwd_sm90_config(parts, fwd_sm90_tiles(parts).front(), false);
   EXPECT_EQ(b.lists, Lists::whole);  // by 64 keys
   EXPECT_EQ(b.shape.block_n, 64);
   EXPECT_FALSE(b.schedule.skip_blocks || b.schedule.chain_tiles || b.schedule.halve_cut ||
                b.pack_heads);
   // The rows of each warpgroup list tiles of their own: nobody takes turns.
   const Problem small = problem("b1 h2 s4096 d64 bf16 blocks=32,64:1,h:0.5");
-  const fwd_sm90::Config c = sm90_config(small, sm90_tiles(small).front(), false);
+  const fwd_sm90::Config c = fwd_sm90_config(small, fwd_sm90_tiles(small).front(), false);
   EXPECT_EQ(c.lists, Lists::parts);
   EXPECT_EQ(c.shape.block_n, 64);
   EXPECT_FALSE(c.schedule.ping_pong);
   EXPECT_TRUE(b.schedule.ping_pong);
   // Blocks of 64 queries have tiles of their own, several of which share a multiprocessor.
-  const fwd_sm90::Config d = sm90_config(narrow, sm90_tiles(narrow).front(), false);
+  const fwd_sm90::Config d = fwd_sm90_config(narrow, fwd_sm90_tiles(narrow).front(), false);
   EXPECT_EQ(d.lists, Lists::whole);
   EXPECT_EQ(d.shape.warpgroups, 1);
   EXPECT_GT(d.shape.resident, 1);
@@ -192,24 +192,24 @@ TEST(TileLists, ConfigOfAList) {
   EXPECT_GT(c.shape.resident, 1);
   for (const char* blocks : {"64,64", "32,32"}) {
     const std::string line = "b1 h2 s4096 d64 bf16 softcap=20 blocks=" + std::string(blocks);
-    for (const Sm90Tile& tile : sm90_tiles(problem(line + ":1,h:0.5"))) {
+    for (const FwdSm90Tile& tile : fwd_sm90_tiles(problem(line + ":1,h:0.5"))) {
       EXPECT_EQ(tile.shape.held, 1);
       EXPECT_EQ(tile.shape.resident, 1);
     }
   }
   // For few tiles too.
-  EXPECT_EQ(
-      sm90_choose(problem("b1 h1 s1024 d128 bf16 blocks=32,32:1,1:0.5"), hopper).tile->shape.held,
-      1);
+  EXPECT_EQ(fwd_sm90_choose(problem("b1 h1 s1024 d128 bf16 blocks=32,32:1,1:0.5"), hopper)
+                .tile->shape.held,
+            1);
   const Problem many = problem("b4 h16 s16384 d128 bf16 blocks=32,32:1,1:0.25");
-  EXPECT_GT(sm90_choose(many, hopper).tile->shape.held, 1);
+  EXPECT_GT(fwd_sm90_choose(many, hopper).tile->shape.held, 1);
   EXPECT_EQ(bwd_sm90_config(narrow).shape.block_m, 64);
   EXPECT_EQ(bwd_sm90_config(parts).shape.block_m, 128);
   EXPECT_EQ(bwd_sm90_config(whole).lists, Lists::parts);
   EXPECT_EQ(bwd_sm90_config(parts).lists, Lists::parts);
   // Few tiles: neither are keys split, nor tiles cut.
   const Problem few = problem("b1 h1 q64 k65536 d128 bf16 blocks=128,128:1,1:0.5");
-  EXPECT_EQ(sm90_choose(few, machine(90)).splits, 1);
+  EXPECT_EQ(fwd_sm90_choose(few, machine(90)).splits, 1);
   EXPECT_FALSE(bwd_sm90_config(few).sums.split);
 }
 
@@ -352,7 +352,9 @@ TEST(TileLists, TwoPassesTakeTheListsTime) {
 TEST(TileLists, OfMaskFunctions) {
   const std::string mask = " mask_expr='doc[i] == doc[j] & i >= j' captures='doc:i32[Sk]=j // 100'";
   const Hardware hopper = machine(90);
-  const auto config = [](const Problem& p) { return sm90_config(p, sm90_tiles(p)[0], false); };
+  const auto config = [](const Problem& p) {
+    return fwd_sm90_config(p, fwd_sm90_tiles(p)[0], false);
+  };
   for (const char* shape : {"b2 h4 s2048 d64 bf16", "b1 h6 q600 k900 d128 f16 lengths=300"}) {
     const Problem forward = problem(shape + mask);
     EXPECT_TRUE(maps_mask(forward)) << shape;
@@ -405,7 +407,7 @@ TEST(TileLists, OfMaskFunctionsOfPackedSequences) {
   const std::string line = "packed=700,900 h2 d64 bf16" + mask;
   const Problem forward = problem(line), backward = problem(line, Pass::backward);
   EXPECT_TRUE(maps_mask(forward));
-  EXPECT_EQ(sm90_config(forward, sm90_tiles(forward)[0], false).lists, Lists::whole);
+  EXPECT_EQ(fwd_sm90_config(forward, fwd_sm90_tiles(forward)[0], false).lists, Lists::whole);
   EXPECT_EQ(rows_of(forward), 2 * 8);
   EXPECT_EQ(bwd_sm90_config(backward).lists, Lists::whole);
   // Lists would mostly have rows of no sequence, or the others would decide the order of tiles.

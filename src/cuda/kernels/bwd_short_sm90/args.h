@@ -1,15 +1,17 @@
 /// bwd_short_sm90: constants and parameters. See bwd_short_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/hopper/offsets_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/hopper/tile_counter_args.h"
+#include "cuda/tile/mask_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_short_sm90 {
 
-using fwd_sm90::Lengths;
-using fwd_sm90::Mask;
-using fwd_sm90::Offsets;
+using tile::Lengths;
+using tile::Mask;
+using tile::Offsets;
 using tile::TileCounter;
 
 inline constexpr int kRows = 64;          ///< of a warpgroup in a pass; that pass by in a step
@@ -103,7 +105,7 @@ struct Rows {
   long long b = 0, h = 0, s = 0;
 };
 
-/// NOTE: maps of packed sequences have their row axis twice: see fwd_sm90::Args.
+/// NOTE: maps of packed sequences have their row axis twice: see tile::Offsets.
 struct Args {
   tile::TensorMapBytes q, k, v, d_o, dq, dk, dv;  ///< boxes of 64 rows
   Rows o_rows, d_o_rows;

@@ -41,8 +41,8 @@ std::string option_refusal(const Problem& p) {
     return "a head dim above 128 is not supported by this kernel";
   if (p.head_dim_v % 8 != 0)
     return "values whose head dim is not a multiple of 8 are not supported by this kernel";
-  if (p.softcap != 0.0 || p.alibi_slopes.defined() || p.bias.defined())
-    return "a softcap, ALiBi or bias is not supported by this kernel";
+  if (host::is_modified(p) || p.bias.defined())
+    return "a softcap, ALiBi, bias or a scale that is not positive is not supported by this kernel";
   if (p.block_list.defined() || expressions_of(p).any() || p.mask.defined() || drops(p))
     return "block lists, functions, bool masks and dropout are not supported by this kernel";
   if (p.precision == Precision::refined)

@@ -4,9 +4,9 @@
 
 #include "cuda/kernels/bwd_short_sm90/args.h"
 #include "cuda/kernels/bwd_sm90/lengths.cuh"
-#include "cuda/kernels/fwd_sm90/order.cuh"
-#include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 #include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/order.cuh"
+#include "cuda/tile/hopper/packed_sequence.cuh"
 
 namespace tilewise::bwd_short_sm90 {
 
@@ -14,7 +14,6 @@ using namespace tile;
 using bwd_sm90::keys_of;
 using bwd_sm90::kPacked;
 using bwd_sm90::queries_of;
-using fwd_sm90::mask_diagonals;
 
 inline constexpr int kConsumerWarps = 8, kStatisticsWarps = 3;
 

@@ -1,19 +1,23 @@
 /// bwd_sm90: constants and parameters. See bwd_sm90/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/hopper/offsets_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
+#include "cuda/tile/hopper/tile_counter_args.h"
+#include "cuda/tile/lists_args.h"
+#include "cuda/tile/mask_args.h"
 #include "cuda/tile/options_args.h"
+#include "cuda/tile/order_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_sm90 {
 
-using fwd_sm90::Lengths;
-using fwd_sm90::Lists;
-using fwd_sm90::Mask;
-using fwd_sm90::Offsets;
-using fwd_sm90::SectionOrder;
+using tile::Lengths;
+using tile::Lists;
+using tile::Mask;
+using tile::Offsets;
+using tile::SectionOrder;
 
 /// What shared memory and registers hold: literals of the head dims.
 struct Shape {
@@ -229,7 +233,7 @@ struct Args {
 /// is counted above; sequence b, whose rows begin at r, has the chunks (blocks of keys) from
 /// r / chunk_rows + b on, at most one more than it needs. The rows behind the last one count as one
 /// more sequence, whose gradients are 0. Maps of rows that end where a sequence does have their row
-/// axis twice: see fwd_sm90::Args. `low` and `high` are without Sk - Sq, which the device adds.
+/// axis twice: see tile::Offsets. `low` and `high` are without Sk - Sq, which the device adds.
 struct DeviceLengths {
   int top = 0;                       ///< high is at most this
   const int* key_lengths = nullptr;  ///< (B)

@@ -10,7 +10,7 @@ namespace tilewise::bwd_sm90 {
 using namespace tile;
 
 /// Coordinates beside the column of row `row` of `rows` that begin at `begin`, in a map whose row
-/// axis of N rows comes twice: see fwd_sm90::Args.
+/// axis of N rows comes twice: see tile::Offsets.
 __forceinline__ void ragged_row(int (&c)[4], int head, int n, int rows, int begin, int row,
                                 int batch) {
   c[0] = head;

@@ -1,12 +1,12 @@
 /// bwd_sm90, bwd_dq_sm90: the lengths that a job or a tile goes by, the problem's or its own.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/mask_args.h"
 
 namespace tilewise::bwd_sm90 {
 
 template <auto kConfig>
-inline constexpr bool kPacked = kConfig.lengths == fwd_sm90::Lengths::packed;
+inline constexpr bool kPacked = kConfig.lengths == tile::Lengths::packed;
 
 template <auto kConfig, class Args, class Piece>
 __forceinline__ int queries_of(const Args& args, const Piece& piece) {

@@ -3,14 +3,14 @@
 #pragma once
 
 #include "cuda/kernels/bwd_sm90/shared.cuh"
-#include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
+#include "cuda/tile/hopper/packed_sequence.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
 
-using tilewise::first_block;
-using tilewise::offset_at;
+using tile::first_block;
+using tile::offset_at;
 
 /// Offsets that a block of threads has in shared memory, where there is room for all of them: a
 /// search in the L2 cache takes longer than a job's first copies (signals empty the L1 cache). With
@@ -30,11 +30,11 @@ struct KeptOffsets {
 };
 __forceinline__ int offset_at(const KeptOffsets& offsets, int index) {
   return offsets.rows != 0 ? static_cast<int>(load_shared_4(offsets.rows + index * 4))
-                           : tilewise::offset_at(offsets.all, index);
+                           : tile::offset_at(offsets.all, index);
 }
 /// The first block of the sequence at a place in the order.
 __forceinline__ int first_block(const KeptOffsets& offsets, int place, int rows) {
-  if (offsets.rows == 0) return tilewise::first_block(offsets.all, place, rows);
+  if (offsets.rows == 0) return tile::first_block(offsets.all, place, rows);
   return static_cast<int>(offsets.kept(place) & ((1U << KeptOffsets::kBlockBits) - 1));
 }
 __forceinline__ int sequence_at(const KeptOffsets& offsets, int place) {
@@ -67,9 +67,9 @@ __forceinline__ void keep_offsets(const Args& args, const Shared<kConfig>& share
   const KeptLengths of = kept_lengths<kConfig>(args, shared);
   if (of.cu_q.rows == 0) return;
   for (int i = static_cast<int>(threadIdx.x); i <= of.sequences; i += kConfig.threads()) {
-    store_shared_4(of.cu_q.rows + i * 4, static_cast<u32>(tilewise::offset_at(of.cu_q.all, i)));
+    store_shared_4(of.cu_q.rows + i * 4, static_cast<u32>(tile::offset_at(of.cu_q.all, i)));
     if (of.cu_k.rows == of.cu_q.rows) continue;
-    store_shared_4(of.cu_k.rows + i * 4, static_cast<u32>(tilewise::offset_at(of.cu_k.all, i)));
+    store_shared_4(of.cu_k.rows + i * 4, static_cast<u32>(tile::offset_at(of.cu_k.all, i)));
   }
 }
 /// All threads of a block, when all offsets are kept: the order, by the queries of a sequence,

@@ -4,13 +4,12 @@
 
 #include "cuda/kernels/bwd_sm90/args.h"
 #include "cuda/kernels/bwd_sm90/lengths.cuh"
-#include "cuda/kernels/fwd_sm90/order.cuh"
 #include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/order.cuh"
 
 namespace tilewise::bwd_sm90 {
 
 using namespace tile;
-using fwd_sm90::mask_diagonals;
 
 inline constexpr int kConsumerWarps = 8;  ///< that compute
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/expression_args.h"
+#include "cuda/tile/hopper/offsets_args.h"
 #include "cuda/tile/hopper/tensor_map.h"
 #include "cuda/tile/hopper/tile_counter_args.h"
 #include "cuda/tile/lists_args.h"
@@ -177,20 +178,10 @@ struct SharedPlan {
   }
 };
 
+using tile::Offsets;
 using tile::SectionOrder;
 
-/// Offsets of packed sequences, int32 or int64.
-struct Offsets {
-  const void* data = nullptr;
-  long long stride = 1;
-  bool wide = false;
-};
-
-/// NOTE: maps of sequences whose lengths only the device knows. A row axis ends where the tensor
-/// ends, but zeros must begin, and writing stop, where the sequence does. So such a map has its row
-/// axis twice: x, of N rows (no sequence is longer), and y, as long as needed, both with the row's
-/// stride, from N rows before the tensor on. Row i of a sequence of n rows that begins at row b has
-/// x = N - n + i, y = n + b: it lies inside of x iff i < n.
+/// NOTE: maps of rows that end where a sequence does have their row axis twice: see tile::Offsets.
 struct Args {
   tile::TensorMapBytes q, k, v, o;
   int heads_q = 1, group = 1, seq_q = 0, seq_k = 0;  ///< lengths: the longest

@@ -42,7 +42,7 @@ void fill_maps(Args& args, const Problem& p, const Config& config, int shift, Se
     const auto promotion =
         few ? TensorMapSpec::Promotion::bytes128 : TensorMapSpec::Promotion::bytes256;
     if (p.paged) {
-      TensorMapSpec spec = sm90_map_spec(t, sm90_box_rows(p, config.shape.block_n));
+      TensorMapSpec spec = sm90_map_spec(t, fwd_sm90_box_rows(p, config.shape.block_n));
       spec.promotion = promotion;
       return sm90_ragged_map(spec, p.page_size, 1);
     }
@@ -85,10 +85,11 @@ std::string sm90_maps_refusal(const Problem& p) {
   return reason;
 }
 
-void sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shift, SetMap set_map) {
+void fwd_sm90_fill(PagedArgs& args, const Problem& p, const Config& config, int shift,
+                   SetMap set_map) {
   if (p.paged) {
     args.pages = host::pages(p);
-    args.box_rows = sm90_box_rows(p, config.shape.block_n);
+    args.box_rows = fwd_sm90_box_rows(p, config.shape.block_n);
     args.k_pages = view(p.k);
     args.v_pages = view(p.v);
     args.columns_k = static_cast<int>(p.k.sizes[3]);

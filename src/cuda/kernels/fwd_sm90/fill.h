@@ -13,9 +13,10 @@ namespace tilewise::cuda {
 std::string sm90_maps_refusal(const Problem& problem);
 
 /// Fills Args, except the order of tiles, their counter, the parts of split keys and the lists.
-/// `shift` is sm90_pack_shift(). `set_map` encodes a tensor map; tests pass a function that reads
-/// the map instead.
-void sm90_fill(fwd_sm90::PagedArgs& args, const Problem& problem, const fwd_sm90::Config& config,
-               int shift, void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
+/// `shift` is fwd_sm90_pack_shift(). `set_map` encodes a tensor map; tests pass a function that
+/// reads the map instead.
+void fwd_sm90_fill(fwd_sm90::PagedArgs& args, const Problem& problem,
+                   const fwd_sm90::Config& config, int shift,
+                   void (*set_map)(tile::TensorMapBytes&, const TensorMapSpec&));
 
 }  // namespace tilewise::cuda

@@ -1,9 +1,9 @@
 /// fwd_sm90: the producer, one thread: hands out tiles and copies Q, K and V of each.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/order.cuh"
-#include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 #include "cuda/kernels/fwd_sm90/shared.cuh"
+#include "cuda/tile/hopper/order.cuh"
+#include "cuda/tile/hopper/packed_sequence.cuh"
 #include "cuda/tile/hopper/tile_counter.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"

@@ -84,7 +84,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
     items.push_back(host::tile_counter_memory());
   }
   if (splits > 1) add_partial_results(items, p, splits);
-  TileListsMaker(p, sm90_wanted_lists(config, pack_shift)).add_memory(items);
+  TileListsMaker(p, fwd_sm90_wanted_lists(config, pack_shift)).add_memory(items);
   MaskBitsMaker(p, config.shape.block_n, false).add_memory(items);
   ScoreStrip(p, config.expressions.strip).add_memory(items);
   if (documents) {
@@ -94,14 +94,15 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
   return items;
 }
 
-/// What split keys take beside what sm90_choose counts to choose among tiles, as one head showed on
-/// an H200 (bench/results/h200/assignment-sm90.json): merging takes longer the more parts, and
-/// where all parts run at once that is the longest, under a mask up to twice their average.
-double split_ms(const Problem& p, const Sm90Choice& choice, const Hardware& machine) {
+/// What split keys take beside what fwd_sm90_choose counts to choose among tiles, as one head
+/// showed on an H200 (bench/results/h200/assignment-sm90.json): merging takes longer the more
+/// parts, and where all parts run at once that is the longest, under a mask up to twice their
+/// average.
+double split_ms(const Problem& p, const FwdSm90Choice& choice, const Hardware& machine) {
   constexpr double kMergedPartMs = 3.5e-4, kTail = 0.35;
   if (choice.splits <= 1) return 0.0;
   const double merge = kMergedPartMs * choice.splits;
-  const Sm90Tile& tile = *choice.tile;
+  const FwdSm90Tile& tile = *choice.tile;
   const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
   const double jobs = static_cast<double>(p.batch * p.heads_q) * rows * choice.splits;
   if (!p.has_positional_mask() || jobs > machine.multiprocessors) return merge;
@@ -121,28 +122,28 @@ std::optional<DocumentKernel> document_kernel(const Problem& p, const Hardware& 
   apart.packed = false;
   apart.batch = ceil_div(p.batch * p.seq_q, typical.seq_q);
   apart.total_q = apart.total_k = typical.seq_q;
-  const Sm90Tile* best = nullptr;
+  const FwdSm90Tile* best = nullptr;
   double least_ms = 0.0;
-  for (const Sm90Tile& tile : sm90_tiles(packed)) {
+  for (const FwdSm90Tile& tile : fwd_sm90_tiles(packed)) {
     if (tile.for_windows()) continue;
-    const double ms = sm90_times::predict(apart, tile, 1, machine);
+    const double ms = fwd_sm90_times::predict(apart, tile, 1, machine);
     if (best == nullptr || ms < least_ms) best = &tile, least_ms = ms;
   }
   if (best == nullptr || best->shape.warpgroups == 1) return std::nullopt;
   DocumentKernel made;
-  made.config = sm90_documents_config(packed, *best);
+  made.config = fwd_sm90_documents_config(packed, *best);
   if (made.config.pack_heads || !made.config.schedule.dynamic) return std::nullopt;
-  made.order = sm90_order(typical, made.config, made.rows(), 1);
+  made.order = fwd_sm90_order(typical, made.config, made.rows(), 1);
   return made;
 }
 
-Decided decide(const Problem& p, const Sm90Choice& choice, const Hardware& machine) {
-  const Sm90Tile& tile = *choice.tile;
+Decided decide(const Problem& p, const FwdSm90Choice& choice, const Hardware& machine) {
+  const FwdSm90Tile& tile = *choice.tile;
   Decided decided;
-  decided.config = sm90_config(p, tile, choice.splits > 1);
-  decided.pack_shift = sm90_pack_shift(p, tile);
+  decided.config = fwd_sm90_config(p, tile, choice.splits > 1);
+  decided.pack_shift = fwd_sm90_pack_shift(p, tile);
   decided.order =
-      sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
+      fwd_sm90_order(p, decided.config, tile.block_m() >> decided.pack_shift, choice.splits);
   decided.splits = choice.splits;
   decided.documents = document_kernel(p, machine);
   return decided;
@@ -152,7 +153,7 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   if (has_tree_words(p)) return prepare(row, by_tree_words(p), machine);
   std::string reason = fwd_sm90_refusal(p, machine);
   if (!reason.empty()) return reason;
-  const Sm90Choice choice = sm90_choose(p, machine);
+  const FwdSm90Choice choice = fwd_sm90_choose(p, machine);
   if (choice.tile == nullptr) return "it has no such form";  // of a tuned one
   const Decided decided = decide(p, choice, machine);
   Cost cost;
@@ -183,7 +184,7 @@ const int* run_documents(const Problem& p, const DocumentKernel& kernel, Workspa
                          void* stream) {
   const Problem packed = by_documents(p);
   PagedArgs filled;
-  sm90_fill(filled, packed, kernel.config, 0, sm90_set_map);
+  fwd_sm90_fill(filled, packed, kernel.config, 0, sm90_set_map);
   DocumentArgs args{filled};
   args.order = kernel.order;
   args.counter = host::take_tile_counter(workspace);
@@ -209,7 +210,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   WorkspaceCutter workspace(context.workspace);
   const ContextScope scope(p.device.index);  // tensor maps are made in a context
   PagedArgs args;
-  sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
+  fwd_sm90_fill(args, p, config, decided.pack_shift, sm90_set_map);
   args.order = decided.order;
   args.tiles = args.order.blocks * args.order.heads;
   if (config.schedule.dynamic) args.counter = host::take_tile_counter(workspace);
@@ -224,7 +225,7 @@ void run(const KernelRow& row, const Problem& p, const Context& context) {
   const std::int64_t grid = std::min<std::int64_t>(
       args.tiles, std::int64_t{host::kTypicalMultiprocessors} * config.shape.resident);
   const tile::Strip strip = ScoreStrip(p, config.expressions.strip).make(workspace, context.stream);
-  TileListsMaker lists(p, sm90_wanted_lists(config, decided.pack_shift));
+  TileListsMaker lists(p, fwd_sm90_wanted_lists(config, decided.pack_shift));
   lists.take(workspace);
   MaskBitsMaker mask(p, config.shape.block_n, false);
   mask.take(workspace);
@@ -280,9 +281,9 @@ void add_fwd_sm90_units(std::vector<PackUnit>& units, int arch) {
     Problem p = problem(dtype, dim, seq, seq);
     if (causal) p.causal = Causal::bottom_right, p.right = 0;
     if (windowed) p.left = 1023;
-    for (const Sm90Tile& tile : sm90_tiles(p)) {
+    for (const FwdSm90Tile& tile : fwd_sm90_tiles(p)) {
       if (tile.shape.warpgroups > 1 && (windowed || !tile.for_windows()))
-        add_unit(sm90_config(p, tile, false));
+        add_unit(fwd_sm90_config(p, tile, false));
     }
   };
   for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
@@ -317,7 +318,7 @@ void add_fwd_sm90_listed_units(std::vector<PackUnit>& units, int arch) {
     Problem p = plain_problem(dim);
     p.block_list.row_offsets.rank = 3;
     p.block_list.block_q = p.block_list.block_k = 64;
-    units.push_back({.unit = fwd_sm90_unit(sm90_config(p, sm90_tiles(p)[0], false)),
+    units.push_back({.unit = fwd_sm90_unit(fwd_sm90_config(p, fwd_sm90_tiles(p)[0], false)),
                      .row = kFlashForwardSm90.name,
                      .instruction = "wgmma.mma_async"});
   }
@@ -328,11 +329,11 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
-      const auto tiles = sm90_tiles(p);
+      const auto tiles = fwd_sm90_tiles(p);
       // As plans choose: masks and dropout are faster with blocks of 128 keys.
       const bool by_128 = p.mask.defined() || drops(p);
-      const Sm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
-      units.push_back({.unit = optioned_unit(fwd_sm90_unit(sm90_config(p, tile, false))),
+      const FwdSm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
+      units.push_back({.unit = optioned_unit(fwd_sm90_unit(fwd_sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
                        .instruction = "wgmma.mma_async",
                        .allowed_spill_bytes = 160});
@@ -364,7 +365,7 @@ void add_fwd_sm90_mask_units(std::vector<PackUnit>& units, int arch) {
   for (const std::int64_t dim : {64, 128}) {
     Problem p = plain_problem(dim);
     p.mask.rank = 4;
-    const Config config = sm90_config(p, sm90_masked_tiles(p)[0], false);
+    const Config config = fwd_sm90_config(p, fwd_sm90_masked_tiles(p)[0], false);
     units.push_back({.unit = optioned_unit(fwd_sm90_unit(config)),
                      .row = kFlashForwardSm90.name,
                      .instruction = "wgmma.mma_async",

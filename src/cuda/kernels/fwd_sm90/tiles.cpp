@@ -29,8 +29,8 @@ using fwd_sm90::Lengths;
 using fwd_sm90::Mask;
 using fwd_sm90::Modification;
 using fwd_sm90::Schedule;
-using namespace sm90_tables;
-using namespace sm90_times;
+using namespace fwd_sm90_tables;
+using namespace fwd_sm90_times;
 
 /// Up to this many keys, memory is a large part of the time: sections of heads are small, and the
 /// start and end of a tile count.
@@ -101,38 +101,38 @@ bool has_few_tiles(const Problem& p) {
 }
 
 /// Those of a problem with a list or a mapped mask function.
-std::span<const Sm90Tile> list_tiles(const Problem& p, int larger) {
+std::span<const FwdSm90Tile> list_tiles(const Problem& p, int larger) {
   const BlockList& list = p.block_list;
   const bool half = list.defined() && list.block_k < 128;
   const bool whole =
       !list.defined() || listed_pack_shift(p) > 0 || (list.block_q >= 128 && list.block_k >= 64);
-  if (larger > 128) return std::span<const Sm90Tile>(kLists256).subspan(whole ? 0 : 1, 1);
+  if (larger > 128) return std::span<const FwdSm90Tile>(kLists256).subspan(whole ? 0 : 1, 1);
   const bool narrow = larger <= 64;
   if (whole)
-    return std::span<const Sm90Tile>(narrow ? kLists64 : kLists128).subspan(half ? 1 : 0, 1);
+    return std::span<const FwdSm90Tile>(narrow ? kLists64 : kLists128).subspan(half ? 1 : 0, 1);
   const bool plain =
       modification(p) == Modification::none && !expressions_of(p).any() && !options_of(p).any();
   if (plain && list.block_q >= 64 && list.block_k >= 64)
     return {narrow ? &kListsAlone64 : &kListsAlone128, 1};
-  const std::span<const Sm90Tile> apart = narrow ? kListsApart64 : kListsApart128;
+  const std::span<const FwdSm90Tile> apart = narrow ? kListsApart64 : kListsApart128;
   return plain ? apart : apart.subspan(1);
 }
 
 /// Whether a head's queries, packed with those of its group, are rows of one tile of 64.
 bool fills_one_warpgroup(const Problem& p) {
-  for (const Sm90Tile& tile : sm90_tiles(p)) {
-    if (tile.shape.warpgroups == 1) return 64 >> sm90_pack_shift(p, tile) >= p.seq_q;
+  for (const FwdSm90Tile& tile : fwd_sm90_tiles(p)) {
+    if (tile.shape.warpgroups == 1) return 64 >> fwd_sm90_pack_shift(p, tile) >= p.seq_q;
   }
   return false;
 }
 
 }  // namespace
 
-std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
+std::span<const FwdSm90Tile> fwd_sm90_tiles(const Problem& p) {
   const int dim = host::padded(p.head_dim), dim_v = host::padded(p.head_dim_v);
   const int larger = std::max(dim, dim_v);
   if (has_tile_lists(p)) return list_tiles(p, larger);
-  std::span<const Sm90Tile> tiles = kTiles256;
+  std::span<const FwdSm90Tile> tiles = kTiles256;
   if (dim == 192 && dim_v <= 128) {
     tiles = kTiles192Values128;
   } else if (larger <= 64) {
@@ -142,22 +142,22 @@ std::span<const Sm90Tile> sm90_tiles(const Problem& p) {
   } else if (larger <= 96) {
     tiles = kTiles96;
   } else if (larger <= 128) {
-    const bool alone = sm90_engine_brings_bias(p) && !p.mask.defined() && !drops(p);
-    tiles = alone ? std::span<const Sm90Tile>(kBiased128) : kTiles128;
+    const bool alone = fwd_sm90_engine_brings_bias(p) && !p.mask.defined() && !drops(p);
+    tiles = alone ? std::span<const FwdSm90Tile>(kBiased128) : kTiles128;
   } else if (larger <= 192) {
     tiles = kTiles192;
   }
   return tiles;
 }
 
-std::span<const Sm90Tile> sm90_masked_tiles(const Problem& p) {
+std::span<const FwdSm90Tile> fwd_sm90_masked_tiles(const Problem& p) {
   if (!maps_bool_mask(p)) return {};
   const int larger = std::max(host::padded(p.head_dim), host::padded(p.head_dim_v));
   if (larger <= 64) return kMasked64;
-  return larger <= 128 ? std::span<const Sm90Tile>(kMasked128) : kMasked256;
+  return larger <= 128 ? std::span<const FwdSm90Tile>(kMasked128) : kMasked256;
 }
 
-int sm90_pack_shift(const Problem& p, const Sm90Tile& tile) {
+int fwd_sm90_pack_shift(const Problem& p, const FwdSm90Tile& tile) {
   if (tile.maps) return 0;
   if (p.block_list.defined()) return listed_pack_shift(p);
   const std::int64_t group = p.group();
@@ -180,7 +180,7 @@ namespace {
 
 /// Whether it brings them for a config. A list tells late which tile of keys is next.
 bool boxes_bias(const Problem& p, const Config& config) {
-  if (!sm90_engine_brings_bias(p) || config.split || config.lists != tile::Lists::none)
+  if (!fwd_sm90_engine_brings_bias(p) || config.split || config.lists != tile::Lists::none)
     return false;
   return config.shape.warpgroups == 3 && config.shape.block_n % 64 == 0;
 }
@@ -202,27 +202,27 @@ void make_room(Config& config) {
 
 }  // namespace
 
-bool sm90_engine_brings_bias(const Problem& p) {
+bool fwd_sm90_engine_brings_bias(const Problem& p) {
   if (!p.bias.defined() || dtype_bytes(p.bias.dtype) != 2) return false;
   if (p.bias.strides[2] == 0 || p.bias.strides[3] != 1) return false;
   return sm90_lengths(p) == Lengths::dense && !p.paged && bias_map_refusal(p.bias).empty();
 }
 
-bool sm90_lists_tiles(const Problem& p, const Sm90Tile& tile) {
+bool fwd_sm90_lists_tiles(const Problem& p, const FwdSm90Tile& tile) {
   return tile.maps || has_tile_lists(p);
 }
 
-int sm90_box_rows(const Problem& p, int block_n) {
+int fwd_sm90_box_rows(const Problem& p, int block_n) {
   return static_cast<int>(std::gcd(p.page_size, std::int64_t{block_n}));
 }
 
-fwd_sm90::PageCopies sm90_page_copies(const Problem& p, int block_n) {
+fwd_sm90::PageCopies fwd_sm90_page_copies(const Problem& p, int block_n) {
   if (!p.paged) return fwd_sm90::PageCopies::none;
-  return sm90_box_rows(p, block_n) < kLeastBoxRows ? fwd_sm90::PageCopies::rows
-                                                   : fwd_sm90::PageCopies::boxes;
+  return fwd_sm90_box_rows(p, block_n) < kLeastBoxRows ? fwd_sm90::PageCopies::rows
+                                                       : fwd_sm90::PageCopies::boxes;
 }
 
-Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
+Config fwd_sm90_config(const Problem& p, const FwdSm90Tile& tile, bool split) {
   Config config;
   config.element = p.dtype == DType::bfloat16 ? tile::Element::bf16 : tile::Element::fp16;
   config.head_dim = host::padded(p.head_dim);
@@ -230,15 +230,15 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   config.shape = tile.shape;
   config.mask = sm90_mask(p).mask;
   config.lists = tile.maps ? tile::Lists::whole
-                           : tile_lists_kind(p, tile.block_m() >> sm90_pack_shift(p, tile),
+                           : tile_lists_kind(p, tile.block_m() >> fwd_sm90_pack_shift(p, tile),
                                              tile.shape.block_n);
   config.modification = modification(p);
   config.expressions = expressions_of(p);
   config.expressions.strip = config.modification != Modification::alibi && strips_score(p);
   config.options = options_of(p);
   config.lengths = sm90_lengths(p);
-  config.pages = sm90_page_copies(p, tile.shape.block_n);
-  config.pack_heads = sm90_pack_shift(p, tile) > 0;
+  config.pages = fwd_sm90_page_copies(p, tile.shape.block_n);
+  config.pack_heads = fwd_sm90_pack_shift(p, tile) > 0;
   config.split = split;
   const bool masked = config.mask != Mask::none;
   const Schedule& good = tile.schedule;
@@ -284,8 +284,8 @@ Config sm90_config(const Problem& p, const Sm90Tile& tile, bool split) {
   return config;
 }
 
-Config sm90_documents_config(const Problem& p, const Sm90Tile& tile) {
-  Config config = sm90_config(p, tile, false);
+Config fwd_sm90_documents_config(const Problem& p, const FwdSm90Tile& tile) {
+  Config config = fwd_sm90_config(p, tile, false);
   config.documents = true;
   return config;
 }
@@ -293,7 +293,7 @@ Config sm90_documents_config(const Problem& p, const Sm90Tile& tile) {
 /// Cut tiles of a row whose pairs are kept as bits; those of others are asked for one by one.
 constexpr int kMostCut = 32;
 
-WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
+WantedLists fwd_sm90_wanted_lists(const Config& config, int pack_shift) {
   const int rows = config.lists == tile::Lists::parts ? config.shape.warpgroups : 1;
   return {.tile_q = 64 * config.shape.warpgroups / rows >> pack_shift,
           .tile_k = config.shape.block_n,
@@ -305,8 +305,8 @@ WantedLists sm90_wanted_lists(const Config& config, int pack_shift) {
           .narrowed = true};
 }
 
-fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::int64_t queries,
-                                  int splits) {
+fwd_sm90::SectionOrder fwd_sm90_order(const Problem& p, const Config& config, std::int64_t queries,
+                                      int splits) {
   const std::int64_t heads = config.pack_heads ? p.heads_k : p.heads_q;
   OrderProblem order;
   // Lists have rows of each sequence, as many as the longest has.
@@ -328,15 +328,15 @@ fwd_sm90::SectionOrder sm90_order(const Problem& p, const Config& config, std::i
   return section_order(order);
 }
 
-Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
-  Sm90Choice best;
+FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
+  FwdSm90Choice best;
   if (plans_one_entry(p)) {
-    best = sm90_choose(one_entry(p), machine);
+    best = fwd_sm90_choose(one_entry(p), machine);
     if (best.tile != nullptr) best.ms = predict(p, *best.tile, best.splits, machine);
     return best;
   }
   if (takes_first_kernel(p)) {
-    const Sm90Tile& tile = sm90_tiles(p).front();
+    const FwdSm90Tile& tile = fwd_sm90_tiles(p).front();
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
   const bool reads = reads_for_few(p);
@@ -344,7 +344,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
   double best_rank = 0.0;
   // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
-  for (const Sm90Tile& tile : maps ? sm90_masked_tiles(p) : sm90_tiles(p)) {
+  for (const FwdSm90Tile& tile : maps ? fwd_sm90_masked_tiles(p) : fwd_sm90_tiles(p)) {
     if (tile.for_windows() && !is_short_window(p)) continue;
     if (tile.shape.warpgroups > 1 && one_warpgroup) continue;
     const std::int64_t blocks = ceil_div(p.seq_k, tile.shape.block_n);
@@ -352,7 +352,7 @@ Sm90Choice sm90_choose(const Problem& p, const Hardware& machine) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
       if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
-      if (wanted > 1 && (sm90_lists_tiles(p, tile) || tile.shape.resident > 1)) return;
+      if (wanted > 1 && (fwd_sm90_lists_tiles(p, tile) || tile.shape.resident > 1)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;

@@ -10,7 +10,7 @@
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 
-namespace tilewise::cuda::sm90_times {
+namespace tilewise::cuda::fwd_sm90_times {
 namespace {
 
 /// Tiles of which the average takes this share of the longest one's time are as good as even.
@@ -18,9 +18,9 @@ constexpr double kEven = 0.85;
 
 /// Tiles of all heads that have queries. Of packed sequences about half of the last ones are none,
 /// and those of a list beyond a sequence's end are passed over.
-double full_tiles(const Problem& p, const Sm90Tile& tile, const QueryGrid& g) {
+double full_tiles(const Problem& p, const FwdSm90Tile& tile, const QueryGrid& g) {
   if (!p.packed) return static_cast<double>(g.heads * g.blocks);
-  const std::int64_t heads = sm90_pack_shift(p, tile) > 0 ? p.heads_k : p.heads_q;
+  const std::int64_t heads = fwd_sm90_pack_shift(p, tile) > 0 ? p.heads_k : p.heads_q;
   const auto blocks = static_cast<double>(host::query_blocks(p, g.queries));
   return static_cast<double>(heads) * (blocks - 0.5 * static_cast<double>(p.batch));
 }
@@ -29,7 +29,7 @@ double full_tiles(const Problem& p, const Sm90Tile& tile, const QueryGrid& g) {
 struct TileBlocks {
   double average, longest;
 };
-TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t queries) {
+TileBlocks blocks_of_tile(const Problem& p, const FwdSm90Tile& tile, std::int64_t queries) {
   const auto rows = static_cast<double>(p.query_rows());
   const double keys = visible_pairs(p) / std::max(1.0, rows);
   const double cut =
@@ -51,13 +51,13 @@ TileBlocks blocks_of_tile(const Problem& p, const Sm90Tile& tile, std::int64_t q
 /// What a block of keys takes where copying its pages takes `copy_us`: the longer of the two, and
 /// half of the other. Two stages do not hide all of it (an H200, boxes of 1, 16 and 64 rows that
 /// one warp copied).
-double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
+double paged_us(const Problem& p, const FwdSm90Tile& tile, double block_us) {
   if (!p.paged) return block_us;
   // A warp's box of a panel; a panel's row that threads copy.
   constexpr double kBoxUs = 0.035, kRowUs = 1.8e-3;
-  const int boxes = tile.shape.block_n / sm90_box_rows(p, tile.shape.block_n);
+  const int boxes = tile.shape.block_n / fwd_sm90_box_rows(p, tile.shape.block_n);
   const auto panels = static_cast<double>(ceil_div(p.head_dim, 64) + ceil_div(p.head_dim_v, 64));
-  const bool by_rows = sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
+  const bool by_rows = fwd_sm90_page_copies(p, tile.shape.block_n) == fwd_sm90::PageCopies::rows;
   const double copy_us =
       by_rows ? kRowUs * tile.shape.block_n * panels
               : kBoxUs * panels * std::ceil(static_cast<double>(boxes) / fwd_sm90::kProducerWarps);
@@ -65,38 +65,38 @@ double paged_us(const Problem& p, const Sm90Tile& tile, double block_us) {
 }
 
 /// What the options slow a block down by, as measured on an H200.
-double options_factor(const Problem& p, const Sm90Tile& tile) {
+double options_factor(const Problem& p, const FwdSm90Tile& tile) {
   const double pair_us = tile.shape.warpgroups == 2 ? 1.2e-4 : 1.4e-4;
   const double drop_us = pair_us * tile.block_m() * tile.shape.block_n;
   double factor = drops(p) ? 1.0 + drop_us / tile.full.block_us : 1.0;
   if (p.mask.defined()) factor *= tile.shape.block_n % 128 == 0 ? 1.25 : 1.4;
   if (p.bias.defined()) {
     const bool staged = tile.shape.block_n % 64 == 0 && bias_begins_even(p);
-    const bool boxed = staged && tile.shape.warpgroups == 3 && sm90_engine_brings_bias(p);
+    const bool boxed = staged && tile.shape.warpgroups == 3 && fwd_sm90_engine_brings_bias(p);
     factor *= boxed ? 1.45 : staged ? 2.0 : 3.0;  // or by memory, one by one
   }
   return factor;
 }
 
 /// Tiles that share a multiprocessor slow one another down; alone they take so much of the time.
-double sharing_factor(const Problem& p, const Sm90Tile& tile, double jobs, double sms) {
+double sharing_factor(const Problem& p, const FwdSm90Tile& tile, double jobs, double sms) {
   constexpr double kAlone = 0.35;
-  if (tile.shape.resident == 1 || sm90_lists_tiles(p, tile)) return 1.0;
+  if (tile.shape.resident == 1 || fwd_sm90_lists_tiles(p, tile)) return 1.0;
   return kAlone + (1.0 - kAlone) * std::min(1.0, jobs / sms);
 }
 
 }  // namespace
 
-QueryGrid query_grid(const Problem& p, const Sm90Tile& tile) {
-  const int shift = sm90_pack_shift(p, tile);
+QueryGrid query_grid(const Problem& p, const FwdSm90Tile& tile) {
+  const int shift = fwd_sm90_pack_shift(p, tile);
   const std::int64_t queries = tile.block_m() >> shift;
   const std::int64_t heads = shift > 0 ? p.heads_k : p.heads_q;
-  if (p.packed && !sm90_lists_tiles(p, tile))
+  if (p.packed && !fwd_sm90_lists_tiles(p, tile))
     return {queries, host::query_blocks(p, queries), heads};
   return {queries, ceil_div(p.seq_q, queries), p.batch * heads};
 }
 
-double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
   const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
   const QueryGrid g = query_grid(p, tile);
   const double tiles = full_tiles(p, tile, g);
@@ -110,7 +110,7 @@ double predict(const Problem& p, const Sm90Tile& tile, int splits, const Hardwar
   // rows differ.
   const bool listed = p.block_list.defined();
   const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
-  const Sm90Time& time = masked ? tile.masked : tile.full;
+  const FwdSm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
   const double jobs = tiles * parts;
   const double full_us = time.fixed_us + skew * paged_us(p, tile, time.block_us) *
@@ -133,7 +133,7 @@ bool reads_for_few(const Problem& p) {
          !p.block_list.defined() && !p.mask.defined() && !p.bias.defined();
 }
 
-double waves_of(const Problem& p, const Sm90Tile& tile, int splits, const Hardware& machine) {
+double waves_of(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
   const double places = std::max(1, machine.multiprocessors) * tile.shape.resident;
   return full_tiles(p, tile, query_grid(p, tile)) * splits / places;
 }
@@ -150,4 +150,4 @@ double reading_ms(const Problem& p, double waves, int splits, const Hardware& ma
          kPartMs * splits;
 }
 
-}  // namespace tilewise::cuda::sm90_times
+}  // namespace tilewise::cuda::fwd_sm90_times

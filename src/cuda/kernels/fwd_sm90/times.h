@@ -3,22 +3,24 @@
 
 #include "cuda/kernels/fwd_sm90/tiles.h"
 
-namespace tilewise::cuda::sm90_times {
+namespace tilewise::cuda::fwd_sm90_times {
 
 /// Queries of a tile, row blocks of a head, heads as tiles see them.
 struct QueryGrid {
   std::int64_t queries, blocks, heads;
 };
-QueryGrid query_grid(const Problem& problem, const Sm90Tile& tile);
+QueryGrid query_grid(const Problem& problem, const FwdSm90Tile& tile);
 
 /// Milliseconds with the keys in `splits` parts, their merge counted.
-double predict(const Problem& problem, const Sm90Tile& tile, int splits, const Hardware& machine);
+double predict(const Problem& problem, const FwdSm90Tile& tile, int splits,
+               const Hardware& machine);
 
 /// Whether memory may bound a problem: few queries of each entry on all keys, of one length.
 bool reads_for_few(const Problem& problem);
 
 /// Tiles over the places that the machine has for them.
-double waves_of(const Problem& problem, const Sm90Tile& tile, int splits, const Hardware& machine);
+double waves_of(const Problem& problem, const FwdSm90Tile& tile, int splits,
+                const Hardware& machine);
 
 /// The time that reading keys and values takes, over that of tiles that never end: waves that are
 /// not full read less (an H200, bench/results/h200/served-parts.csv: 0.97 of whole waves).
@@ -28,4 +30,4 @@ double reading_factor(double waves);
 /// of parts, which predict() finds equal where memory bounds them.
 double reading_ms(const Problem& problem, double waves, int splits, const Hardware& machine);
 
-}  // namespace tilewise::cuda::sm90_times
+}  // namespace tilewise::cuda::fwd_sm90_times

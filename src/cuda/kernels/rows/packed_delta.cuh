@@ -6,8 +6,8 @@
 /// a row of a head, the columns of a row over its lanes.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/packed_sequence.cuh"
 #include "cuda/kernels/rows/packed_delta_args.h"
+#include "cuda/tile/hopper/packed_sequence.cuh"
 #include "cuda/tile/order.cuh"
 
 namespace tilewise::bwd_packed_delta {

@@ -1,12 +1,12 @@
 /// bwd_packed_delta: constants and parameters. See rows/README.md.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/hopper/offsets_args.h"
 #include "cuda/tile/types.h"
 
 namespace tilewise::bwd_packed_delta {
 
-using fwd_sm90::Offsets;
+using tile::Offsets;
 
 struct Config {
   tile::Element element = tile::Element::bf16;

@@ -25,7 +25,7 @@ struct Producer {
   __forceinline__ u32 ask() const { return atomicAdd(args.next_tile, 1U); }
 
   __forceinline__ Tile tile_at(int index) const {
-    const fwd_sm90::OrderedTile at = fwd_sm90::ordered_tile(args.order, index);
+    const OrderedTile at = ordered_tile(args.order, index);
     const int batch = at.bh / args.heads_q;
     return {at.block, batch, at.bh - batch * args.heads_q};
   }

@@ -4,8 +4,8 @@
 
 #include "cuda/kernels/bwd_sm90/dq/args.h"
 #include "cuda/kernels/bwd_sm90/lengths.cuh"
-#include "cuda/kernels/fwd_sm90/order.cuh"
 #include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/order.cuh"
 
 namespace tilewise::bwd_dq_sm90 {
 
@@ -14,7 +14,6 @@ using bwd_sm90::entry_of;
 using bwd_sm90::keys_of;
 using bwd_sm90::kPacked;
 using bwd_sm90::queries_of;
-using fwd_sm90::mask_diagonals;
 
 /// Addresses of what SharedPlan lays out. "full": the copies have landed; "empty": the readers are
 /// done.
@@ -92,7 +91,7 @@ __forceinline__ const DeviceLengths& ragged(const Args& args) {
   return static_cast<const RaggedArgs&>(args).of;
 }
 /// Coordinates beside the column of a sequence's row of queries, or of keys, in a map whose row
-/// axis comes twice: see fwd_sm90::Args.
+/// axis comes twice: see tile::Offsets.
 template <Config kConfig>
 __forceinline__ void query_coordinates(int (&c)[4], const Args& args, const Tile& tile, int row) {
   c[0] = tile.head;

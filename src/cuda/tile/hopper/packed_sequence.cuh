@@ -1,20 +1,20 @@
 /// Packed sequences on the device: from a row, or a block of rows, to its sequence.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/hopper/offsets_args.h"
 #include "cuda/tile/math.cuh"
 
-namespace tilewise {
+namespace tilewise::tile {
 
-__forceinline__ int offset_at(const fwd_sm90::Offsets& offsets, int index) {
-  const tile::i64 at = index * offsets.stride;
-  return offsets.wide ? static_cast<int>(static_cast<const tile::i64*>(offsets.data)[at])
+__forceinline__ int offset_at(const Offsets& offsets, int index) {
+  const i64 at = index * offsets.stride;
+  return offsets.wide ? static_cast<int>(static_cast<const i64*>(offsets.data)[at])
                       : static_cast<const int*>(offsets.data)[at];
 }
 
 /// Sequence `index`'s first block of `rows` rows, at most one more than those before have; of 0
 /// rows its first row.
-__forceinline__ int first_block(const fwd_sm90::Offsets& offsets, int index, int rows) {
+__forceinline__ int first_block(const Offsets& offsets, int index, int rows) {
   const int row = offset_at(offsets, index);
   return rows > 0 ? row / rows + index : row;
 }
@@ -34,4 +34,4 @@ __forceinline__ int last_not_after(const Offsets& offsets, int sequences, int bl
   return low;
 }
 
-}  // namespace tilewise
+}  // namespace tilewise::tile

@@ -1,19 +1,19 @@
 /// What kernels on Hopper share of the order of their tiles and of their masks.
 #pragma once
 
-#include "cuda/kernels/fwd_sm90/args.h"
+#include "cuda/tile/mask_args.h"
 #include "cuda/tile/order.cuh"
+#include "cuda/tile/order_args.h"
 
-namespace tilewise::fwd_sm90 {
-
-using namespace tile;
+namespace tilewise::tile {
 
 /// A row block and a head (of the whole batch, with its parts).
 struct OrderedTile {
   int block, bh;
 };
 
-/// Tile `index` of an order (tile_order.h): inside a section the last block first, heads fastest.
+/// Tile `index` of an order (host/tile_order.h): inside a section the last block first, heads
+/// fastest.
 __forceinline__ OrderedTile ordered_tile(const SectionOrder& order, int index) {
   const int first_tiles = order.sections * order.section_heads * order.blocks;
   const bool last = index >= first_tiles;
@@ -36,4 +36,4 @@ __forceinline__ Diagonals mask_diagonals(int low, int high) {
   return d;
 }
 
-}  // namespace tilewise::fwd_sm90
+}  // namespace tilewise::tile
