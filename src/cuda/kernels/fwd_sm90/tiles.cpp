@@ -85,13 +85,13 @@ bool is_short_window(const Problem& p) {
   return sm90_mask(p).mask == Mask::both && width <= kShortKeys;
 }
 
-/// Whether tiles of 64 queries would come in two waves of three to a multiprocessor. Only plain
-/// problems without a mask were timed. At head dim 64 and 128 to 512 rows 8 x 12 heads took 0.84 to
-/// 0.9 of the time of 192 x 128, 12 heads as long as 64 x 128 (an H200).
+/// Whether tiles of 64 queries, three to a multiprocessor, are priced too. Only plain problems of
+/// short heads without a mask were timed. At head dim 64 and 128 to 512 rows they took 0.84 to 0.99
+/// of the time of 192 x 128, 12 heads as long as 64 x 128 (an H200).
 bool has_few_tiles(const Problem& p) {
   constexpr std::int64_t kLeastRows = 128, kMostRows = 1024;
   constexpr std::int64_t kLeastTiles = 48;
-  constexpr std::int64_t kMostTiles = std::int64_t{2} * 3 * host::kTypicalMultiprocessors;
+  constexpr std::int64_t kMostTiles = 6144;
   if (p.has_positional_mask() || p.group() > 1 || sm90_lengths(p) != Lengths::dense) return false;
   if (p.paged || modification(p) != Modification::none) return false;
   if (expressions_of(p).any() || options_of(p).any()) return false;
