@@ -209,8 +209,10 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
 }
 
 double decode_served_ms(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
-  // The kernel and its start, the merge, an item, what a last one adds of its time.
-  constexpr double kStartMs = 14.3e-3, kMergeMs = 4e-3, kItemMs = 1.5e-3, kTail = 0.18;
+  // The kernel and its start, the merge and each part that tables have room for, an item, what a
+  // last one adds of its time.
+  constexpr double kStartMs = 14.3e-3, kMergeMs = 4e-3, kPartMs = 2e-5, kItemMs = 1.5e-3,
+                   kTail = 0.18;
   // Over the rate of a copy, and what each place of the card reads.
   constexpr double kOverCopy = 0.982, kPlaceGbps = 31.0;
   const double keys = host::all_keys(p), entries = static_cast<double>(p.batch);
@@ -222,7 +224,7 @@ double decode_served_ms(const Problem& p, const DecodeChoice& c, const Hardware&
   const double reading = 1e-6 * keys * static_cast<double>(p.heads_k) * bytes_of_key;
   return kStartMs + kOverCopy * reading / machine.bandwidth_gbps + kItemMs * items / places +
          kTail * 1e-6 * longest * bytes_of_key * c.config.blocks / (2.0 * kPlaceGbps) +
-         (c.items.most_parts > 1 ? kMergeMs : 0.0);
+         (c.items.most_parts > 1 ? kMergeMs + kPartMs * c.items.most_parts : 0.0);
 }
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {
