@@ -6,6 +6,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/fill.h"
+#include "cuda/host/served.h"
 #include "cuda/host/sm90_refusal.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/jit/config_text.h"
@@ -89,27 +90,11 @@ Config make_config(const Problem& p) {
   return c;
 }
 
-/// Rows that entries of the longest length would have.
-double most_rows(const Problem& p) {
-  return static_cast<double>(p.batch) * static_cast<double>(most_keys(p));
-}
-/// Rows that all entries may have: of pages no more than the pools hold.
-double all_rows(const Problem& p) {
-  if (!p.paged) return most_rows(p);
-  return std::min(most_rows(p), static_cast<double>(p.k.sizes[0] * p.page_size));
-}
-/// Whether lengths must differ: pools hold fewer rows than entries of the longest length would
-/// have.
-bool is_ragged(const Problem& p) {
-  constexpr double kAsGoodAsAll = 0.85;
-  return p.key_lengths.defined() && all_rows(p) < kAsGoodAsAll * most_rows(p);
-}
-
-/// Every entry with as many keys as its share of all_rows().
+/// Every entry with as many keys as its share of all_keys().
 double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
   const double slots = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
-  const double all_keys = all_rows(p) / static_cast<double>(p.batch);
-  const double parts = std::max(1.0, all_keys / c.items.keys);
+  const double keys = host::all_keys(p) / static_cast<double>(p.batch);
+  const double parts = std::max(1.0, keys / c.items.keys);
   const auto pairs = static_cast<double>(p.batch * p.heads_k);
   const double items = pairs * c.items.row_tiles * std::ceil(parts);
   const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
@@ -117,12 +102,13 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
       kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * bytes_of_key * kBlockN / kBlockBytes);
   const double longest =
       block_ms *
-      std::max(1.0, std::min<double>(static_cast<double>(most_keys(p)), c.items.keys) / kBlockN);
+      std::max(1.0,
+               std::min<double>(static_cast<double>(host::most_keys(p)), c.items.keys) / kBlockN);
   const double waves = std::ceil(items / slots);
   // Other tiles of the same rows find K and V in L2.
   const double busy = std::min<double>(items, std::max(1, machine.multiprocessors));
-  const double memory = 1e-6 * pairs * all_keys * bytes_of_key /
-                        std::min(machine.bandwidth_gbps, kMostOfOneGbps * busy);
+  const double memory =
+      1e-6 * pairs * keys * bytes_of_key / std::min(machine.bandwidth_gbps, kMostOfOneGbps * busy);
   const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
   double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
   // With two blocks on a multiprocessor one hides what the other starts and ends.
@@ -164,8 +150,8 @@ std::int64_t ragged_keys(const Problem& p, const DecodeChoice& c, const Hardware
   constexpr double kPartsOfPlace = 3.5, kLeastKeys = 512.0, kMostKeys = 4096.0, kMostParts = 256.0;
   const double places = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
   const double tiles = static_cast<double>(p.heads_k * c.items.row_tiles);
-  const double keys = all_rows(p) * tiles / (kPartsOfPlace * places);
-  const auto most = static_cast<double>(most_keys(p));
+  const double keys = host::all_keys(p) * tiles / (kPartsOfPlace * places);
+  const auto most = static_cast<double>(host::most_keys(p));
   const double pairs = static_cast<double>(p.batch) * tiles;
   const double least = std::max({kLeastKeys, most / kMostParts, 2.0 * most * pairs / kMostItems});
   return static_cast<std::int64_t>(std::clamp(keys, least, std::max(least, kMostKeys)));
@@ -173,9 +159,9 @@ std::int64_t ragged_keys(const Problem& p, const DecodeChoice& c, const Hardware
 
 /// The parts with the least predicted time.
 DecodeChoice best_parts(const Problem& p, const Hardware& machine) {
-  const std::int64_t visible = most_keys(p);
+  const std::int64_t visible = host::most_keys(p);
   const DecodeChoice bare = without_parts(p);
-  if (is_ragged(p)) return with_parts(bare, p, ragged_keys(p, bare, machine), machine);
+  if (host::is_ragged(p)) return with_parts(bare, p, ragged_keys(p, bare, machine), machine);
   DecodeChoice best = with_parts(bare, p, p.seq_k, machine);
   // Where lengths may differ, nobody is left alone with a long part.
   const std::int64_t longest = p.key_lengths.defined() && bare.config.blocks > 1 ? 2048 : visible;
@@ -223,6 +209,25 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
   if (static_cast<double>(p.batch * p.heads_k) * rows * std::min(parts, 64.0) > kMostItems)
     return "more than 2^23 items of work are not supported by this kernel";
   return "";
+}
+
+double decode_served_ms(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
+  // The kernel and its start, the merge and each part that tables have room for, an item, what a
+  // last one adds of its time.
+  constexpr double kStartMs = 14.3e-3, kMergeMs = 4e-3, kPartMs = 2e-5, kItemMs = 1.5e-3,
+                   kTail = 0.18;
+  // Over the rate of a copy, and what each place of the card reads.
+  constexpr double kOverCopy = 0.982, kPlaceGbps = 31.0;
+  const double keys = host::all_keys(p), entries = static_cast<double>(p.batch);
+  const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
+  const double heads = static_cast<double>(p.heads_k * c.items.row_tiles);
+  const double places = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
+  const double items = heads * entries * (keys / entries / c.items.keys + 0.5);
+  const double longest = std::min(host::likely_most_keys(p), static_cast<double>(c.items.keys));
+  const double reading = 1e-6 * keys * static_cast<double>(p.heads_k) * bytes_of_key;
+  return kStartMs + kOverCopy * reading / machine.bandwidth_gbps + kItemMs * items / places +
+         kTail * 1e-6 * longest * bytes_of_key * c.config.blocks / (2.0 * kPlaceGbps) +
+         (c.items.most_parts > 1 ? kMergeMs + kPartMs * c.items.most_parts : 0.0);
 }
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {

@@ -22,6 +22,10 @@ DecodeChoice decode_choose(const Problem& problem, const Hardware& machine);
 /// The same with `keys` (a multiple of decode_sm90::kBlockN) in a part.
 DecodeChoice decode_with_parts(const Problem& problem, std::int64_t keys, const Hardware& machine);
 
+/// What it takes where lengths are on the device, to compare with fwd_sm90_times::served_ms().
+double decode_served_ms(const Problem& problem, const DecodeChoice& choice,
+                        const Hardware& machine);
+
 KernelUnit decode_unit(const decode_sm90::Config& config);
 
 }  // namespace tilewise::cuda

@@ -6,6 +6,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/fill.h"
 #include "cuda/host/options.h"
+#include "cuda/host/served.h"
 #include "cuda/host/tile_counter.h"
 #include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
@@ -25,8 +26,9 @@ tile::View view(const Tensor& t) { return {t.data, t.strides[0], t.strides[1], t
 int most_parts(const Problem& p, std::int64_t keys) {
   if (p.key_lengths.defined()) {
     // Visible keys may begin anywhere in a part.
-    const std::int64_t cut = most_keys(p) < p.seq_k ? 1 : 0;
-    return static_cast<int>(std::min(ceil_div(p.seq_k, keys), ceil_div(most_keys(p), keys) + cut));
+    const std::int64_t cut = host::most_keys(p) < p.seq_k ? 1 : 0;
+    return static_cast<int>(
+        std::min(ceil_div(p.seq_k, keys), ceil_div(host::most_keys(p), keys) + cut));
   }
   const std::int64_t shift = p.seq_k - p.seq_q;
   std::int64_t above = shift + p.right + 1;
@@ -50,12 +52,6 @@ tile::KeyParts key_parts(const Problem& p, int keys) {
 
 double item_count(const Problem& p, const ItemParts& items) {
   return static_cast<double>(p.batch * p.heads_k) * items.row_tiles * items.most_parts;
-}
-
-std::int64_t most_keys(const Problem& p) {
-  std::int64_t keys = p.seq_k;
-  if (p.left < keys) keys = std::min(keys, p.left + std::min(p.right, keys) + p.seq_q);
-  return std::max<std::int64_t>(keys, 1);
 }
 
 ItemParts item_parts(const Problem& p, int row_tiles, std::int64_t keys) {

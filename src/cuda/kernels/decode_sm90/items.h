@@ -27,9 +27,6 @@ struct ItemChoice {
 inline constexpr double kMostItems = 0x1p23;
 double item_count(const Problem& problem, const ItemParts& items);
 
-/// Keys that the queries of an entry see at most.
-std::int64_t most_keys(const Problem& problem);
-
 /// Parts of at most `keys` keys, rounded up to whole blocks of decode_sm90::kBlockN.
 ItemParts item_parts(const Problem& problem, int row_tiles, std::int64_t keys);
 

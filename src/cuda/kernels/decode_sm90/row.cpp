@@ -8,20 +8,19 @@
 #include "cuda/driver/device.h"
 #include "cuda/host/common.h"
 #include "cuda/host/options.h"
+#include "cuda/host/served.h"
 #include "cuda/host/tma_maps.h"
 #include "cuda/kernels/decode_sm90/choice.h"
 #include "cuda/kernels/decode_sm90/fill.h"
 #include "cuda/kernels/fwd_sm80/row.h"
 #include "cuda/kernels/fwd_sm90/row.h"
+#include "cuda/kernels/fwd_sm90/times.h"
 #include "cuda/kernels/rows/combine.h"
 
 namespace tilewise::cuda {
 namespace {
 
 using decode_sm90::Args;
-
-/// Queries of a decoding step: the token and a few that were guessed.
-constexpr std::int64_t kFewQueries = 8;
 
 /// What another row asks for the problem; infinity where it refuses.
 double price_of(const KernelRow& row, const Problem& p, const Hardware& machine) {
@@ -36,26 +35,25 @@ double price_of(const KernelRow& row, const Problem& p, const Hardware& machine)
 }
 
 /// The price beside those of the kernels of long rows, as an H200 showed
-/// (bench/results/h200/serving.json). With one length side by side, or more queries, flash_fwd_sm90
-/// is 1 to 18 us faster. With few queries and lengths on the device the tiles of both last as long
-/// as the longest entry, which no host sees: 1.8 to 4 times as long on lengths of 1k to 32k, as
-/// long as here on equal ones.
+/// (bench/results/h200/serving.json, served-parts.csv). Where windows or slopes are, tiles of both
+/// last as long as the longest entry, which no host sees.
 double price(const Problem& p, const DecodeChoice& choice, const Hardware& machine) {
-  const double own_ms = choice.ms;
   const double sm90 = price_of(kFlashForwardSm90, p, machine);
-  if (p.key_lengths.defined() && p.seq_q <= kFewQueries) {
-    const double sm80 = price_of(kFlashForwardSm80, p, machine);
-    return std::min(own_ms, 0.95 * std::min(sm90, sm80));
+  const bool few = p.seq_q <= host::kFewQueries;
+  if (p.key_lengths.defined() && few) {
+    if (!std::isinf(sm90) && fwd_sm90_times::serves_few(p))
+      return decode_served_ms(p, choice, machine);
+    return std::min(choice.ms, 0.95 * std::min(sm90, price_of(kFlashForwardSm80, p, machine)));
   }
   // flash_fwd_sm90 reads K and V for each head where there are slopes.
-  if (std::isinf(sm90) || p.alibi_slopes.defined()) return own_ms;
+  if (std::isinf(sm90) || p.alibi_slopes.defined()) return choice.ms;
+  // One part for each multiprocessor reads faster, where that takes long.
+  constexpr double kAlone = 0.975, kAloneMs = 9e-3;
+  if (few && choice.config.blocks > 1 && item_count(p, choice.items) <= machine.multiprocessors)
+    return kAlone * sm90 + kAloneMs;
   // Its price is fitted by 3 us more (plan/fitted_constants.inc).
-  constexpr double kBehindMs = 5e-3;
-  // At wide rows one wave of parts reads 2 % faster than tiles of 128 x 80 where it takes long.
-  constexpr double kLongMs = 0.1;
-  const bool wide = choice.config.blocks == 1 && p.seq_q <= kFewQueries;
-  if (wide && sm90 > kLongMs && item_count(p, choice.items) <= machine.multiprocessors) return sm90;
-  return std::max(own_ms, 1.03 * sm90 + kBehindMs);
+  constexpr double kBehind = 1.03, kBehindMs = 5e-3;
+  return std::max(choice.ms, kBehind * sm90 + kBehindMs);
 }
 
 Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& machine) {

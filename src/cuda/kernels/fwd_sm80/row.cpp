@@ -8,6 +8,7 @@
 #include "cuda/host/common.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/fill.h"
+#include "cuda/host/served.h"
 #include "cuda/kernels/fwd_sm80/args.h"
 #include "cuda/kernels/fwd_sm80/tiles.h"
 #include "cuda/kernels/rows/combine.h"
@@ -88,11 +89,11 @@ double keys_computed(const Problem& p, const Tile& tile) {
 }
 
 /// The share of the memory's rate at which keys and values come: rows of 128 bytes and less are
-/// slower (an H200, 32 entries of 8192 keys, 64 heads on 8: 0.89 at dim 64, 0.98 at 128;
+/// slower (an H200, 8192 keys, 64 heads on 8: 0.89 at dim 64, 0.98 at 128; 2820 keys 0.83;
 /// bench/results/h200/serving.json).
 double read_share(const Problem& p) {
   const std::int64_t bytes = std::min(p.head_dim, p.head_dim_v) * dtype_bytes(p.dtype);
-  return bytes <= 128 ? 0.89 : 1.0;
+  return bytes <= 128 ? 0.87 : 1.0;
 }
 
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
@@ -144,9 +145,10 @@ struct Slower {
 /// Tiles that come after others and those that parts follow are slower, tiles that leave places of
 /// the card empty read less (an H200, bench/results/h200/served-parts.csv, serving.json).
 Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
-  constexpr std::int64_t kFewQueries = 8;
-  constexpr double kLater = 0.03, kSplit = 0.025, kIdle = 0.3, kFree = 0.08;
-  if (p.seq_q > kFewQueries || p.packed || p.key_lengths.defined()) return {};
+  constexpr double kLater = 0.05, kSplit = 0.06, kIdle = 0.3, kFree = 0.08, kServed = 1.7;
+  if (p.seq_q > host::kFewQueries || p.packed) return {};
+  // Pages of 16 to 256 rows, of equal and of ragged lengths.
+  if (p.paged || p.key_lengths.defined()) return {.all = kServed};
   const Tile& tile = *choice.tile;
   const int bytes = shared_bytes(make_config(p, tile, false, machine.shared_kib));
   const double places =

@@ -100,7 +100,7 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
 /// average.
 double split_ms(const Problem& p, const FwdSm90Choice& choice, const Hardware& machine) {
   constexpr double kMergedPartMs = 3.5e-4, kTail = 0.35;
-  if (choice.splits <= 1) return 0.0;
+  if (choice.splits <= 1 || fwd_sm90_times::serves_few(p)) return 0.0;
   const double merge = kMergedPartMs * choice.splits;
   const FwdSm90Tile& tile = *choice.tile;
   const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());
@@ -169,8 +169,12 @@ Preparation prepare(const KernelRow& row, const Problem& p, const Hardware& mach
   const double lists_ms = listed ? host::kKernelMs : 0.0;
   const double mask_ms =
       mask_bits_ms(MaskBitsMaker(p, choice.tile->shape.block_n, false), machine.bandwidth_gbps);
-  cost.ms = std::max(choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms,
-                     1e-6 * choice.reading * cost.bytes_moved / machine.bandwidth_gbps);
+  cost.ms = choice.ms + split_ms(p, choice, machine) + lists_ms + mask_ms;
+  // Where lengths are on the device, the tables may name a small part of the pools.
+  if (!fwd_sm90_times::serves_few(p)) {
+    const double reading = choice.reading / machine.bandwidth_gbps;
+    cost.ms = std::max(cost.ms, 1e-6 * reading * cost.bytes_moved);
+  }
   if (choice.splits > 1) {
     for (const MemoryPart& item : cost.memory)
       cost.bytes_moved += 2.0 * static_cast<double>(item.bytes);

@@ -343,7 +343,8 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
     return {&tile, 1, predict(p, tile, 1, machine)};
   }
   const bool reads = reads_for_few(p);
-  const bool one_warpgroup = reads && fills_one_warpgroup(p);
+  const bool serves = serves_few(p);
+  const bool one_warpgroup = (reads || serves) && fills_one_warpgroup(p);
   double best_rank = 0.0;
   // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
@@ -359,7 +360,8 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;
-      const double ms = predict(p, tile, splits, machine);
+      const double ms =
+          serves ? served_ms(p, tile, splits, machine) : predict(p, tile, splits, machine);
       const double waves = waves_of(p, tile, splits, machine);
       const double rank = reads ? std::max(ms, reading_ms(p, waves, splits, machine)) : ms;
       const bool behind = rank > best_rank || (rank == best_rank && ms >= best.ms);
@@ -371,7 +373,7 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
     // Parts that fill the card a whole number of times.
     const QueryGrid g = query_grid(p, tile);
     for (const std::int64_t times : {1, 2, 3, 4, 6}) {
-      if (times > 3 && !reads) break;
+      if (times > 3 && !reads && !serves) break;
       consider(times * machine.multiprocessors / std::max<std::int64_t>(1, g.heads * g.blocks));
     }
   }

@@ -5,7 +5,9 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/served.h"
 #include "cuda/host/sm90_mask.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
@@ -124,8 +126,10 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
   const QueryGrid g = query_grid(p, tile);
   const double tiles = full_tiles(p, tile, g);
+  const bool ragged = p.paged && !p.packed && host::is_ragged(p);
   const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
-  const double blocks = of_tile.average;
+  const double blocks =
+      ragged ? std::max(1.0, host::share_of_keys(p) * of_tile.average) : of_tile.average;
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
@@ -133,7 +137,8 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   // Under a mask a few queries at the end of many keys see nearly all of them: even tiles. A list's
   // rows differ.
   const bool listed = p.block_list.defined();
-  const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
+  const bool even =
+      !listed && !ragged && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
   const FwdSm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
   const double jobs = tiles * parts;
@@ -142,7 +147,14 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   const double part_us = full_us * sharing_factor(p, tile, jobs, sms);
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
-  double ms = host::kKernelMs + 1e-3 * waves * part_us;
+  double tiles_us = waves * part_us;
+  if (ragged) {
+    constexpr double kTail = 0.5;
+    const double longest =
+        time.fixed_us + skew * paged_us(p, tile, time.block_us) * of_tile.longest / parts;
+    tiles_us = std::max(jobs / sms * part_us + kTail * longest, longest);
+  }
+  double ms = host::kKernelMs + 1e-3 * tiles_us;
   if (splits > 1) {
     const double partial =
         static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
@@ -152,9 +164,9 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
 }
 
 bool reads_for_few(const Problem& p) {
-  constexpr std::int64_t kFewQueries = 8;
-  return p.seq_q <= kFewQueries && p.left >= p.seq_k && !p.packed && !p.key_lengths.defined() &&
-         !p.block_list.defined() && !p.mask.defined() && !p.bias.defined();
+  return p.seq_q <= host::kFewQueries && p.left >= p.seq_k && !p.packed &&
+         !p.key_lengths.defined() && !p.block_list.defined() && !p.mask.defined() &&
+         !p.bias.defined();
 }
 
 double waves_of(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
@@ -172,6 +184,39 @@ double reading_ms(const Problem& p, double waves, int splits, const Hardware& ma
   const auto bytes = static_cast<double>((p.k.numel() + p.v.numel()) * dtype_bytes(p.dtype));
   return 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves) + kTileMs * waves +
          kPartMs * splits;
+}
+
+bool serves_few(const Problem& p) {
+  constexpr std::int64_t kMostDim = 128;  // decode_sm90 reads wider rows faster
+  if (!p.key_lengths.defined() || p.seq_q > host::kFewQueries || p.left < p.seq_k) return false;
+  return std::max(p.head_dim, p.head_dim_v) <= kMostDim && !p.packed && !p.block_list.defined() &&
+         !p.mask.defined() && !p.bias.defined() && !p.tree.defined() && !p.alibi_slopes.defined() &&
+         !drops(p) && !expressions_of(p).any();
+}
+
+double served_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+  // The kernel and its start (without what plan/fitted_constants.inc adds), the merge, each part of
+  // it, a wave of tiles.
+  constexpr double kStartMs = 5.3e-3, kMergeMs = 3.4e-3, kPartMs = 3.5e-4, kWaveMs = 1e-4;
+  // What the longest part adds of its time, and where all may be as long.
+  constexpr double kTail = 0.4, kEvenTail = 0.05;
+  // Over the rate of a copy; of what a block, and a tile's start and end take with many queries.
+  constexpr double kRagged = 0.96, kEven = 0.94, kBlock = 0.85, kFixed = 1.3;
+  const bool ragged = host::is_ragged(p);
+  const double keys = host::all_keys(p), waves = waves_of(p, tile, splits, machine);
+  const double bytes = keys * static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v)) *
+                       static_cast<double>(dtype_bytes(p.dtype));
+  const double reading =
+      1e-6 * bytes / machine.bandwidth_gbps * (ragged ? kRagged : kEven * reading_factor(waves));
+  const double block_ms = 1e-3 * kBlock * tile.full.block_us / tile.shape.block_n;
+  const double average = keys / static_cast<double>(p.batch) / splits;
+  const double working = waves * (1e-3 * kFixed * tile.full.fixed_us + block_ms * average);
+  const double longest = block_ms * host::likely_most_keys(p) / splits;
+  const double tail = (ragged ? kTail : kEvenTail) * longest;
+  // Tiles that are as busy as the memory wait for one another.
+  const double both = std::sqrt(std::hypot(reading * reading, working * working));
+  return kStartMs + std::max(both + tail, longest) + kWaveMs * waves +
+         (splits > 1 ? kMergeMs + kPartMs * splits : 0.0);
 }
 
 }  // namespace tilewise::cuda::fwd_sm90_times

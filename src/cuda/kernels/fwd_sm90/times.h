@@ -30,4 +30,12 @@ double reading_factor(double waves);
 /// of parts, which predict() finds equal where memory bounds them.
 double reading_ms(const Problem& problem, double waves, int splits, const Hardware& machine);
 
+/// Whether few queries read keys whose lengths are on the device, each key once for all heads of a
+/// group.
+bool serves_few(const Problem& problem);
+
+/// What they take, as the host guesses: pools have their share for all entries.
+double served_ms(const Problem& problem, const FwdSm90Tile& tile, int splits,
+                 const Hardware& machine);
+
 }  // namespace tilewise::cuda::fwd_sm90_times
