@@ -1,7 +1,4 @@
-"""Operations on traced values: operators, methods, functions of torch and NumPy, by name.
-
-Names are torch's and NumPy's. Functions that both share appear once.
-"""
+"""Operations on traced values: operators, methods, functions of torch and NumPy, by their names."""
 
 from __future__ import annotations
 

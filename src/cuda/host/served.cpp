@@ -25,11 +25,9 @@ double all_keys(const Problem& p) {
   return std::min(keys_of_longest(p), static_cast<double>(p.k.sizes[0] * p.page_size));
 }
 
-double share_of_keys(const Problem& p) { return all_keys(p) / keys_of_longest(p); }
-
 bool is_ragged(const Problem& p) {
   constexpr double kAsGoodAsAll = 0.85;
-  return p.key_lengths.defined() && share_of_keys(p) < kAsGoodAsAll;
+  return p.key_lengths.defined() && all_keys(p) < kAsGoodAsAll * keys_of_longest(p);
 }
 
 double likely_most_keys(const Problem& p) {

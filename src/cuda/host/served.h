@@ -14,8 +14,6 @@ constexpr std::int64_t kFewQueries = 8;
 std::int64_t most_keys(const Problem& problem);
 /// Keys that all entries may have: of pages no more than the pools hold.
 double all_keys(const Problem& problem);
-/// What they are of entries that are all as long as the longest.
-double share_of_keys(const Problem& problem);
 /// Whether lengths must differ: pools hold fewer keys than entries of the longest length would
 /// have.
 bool is_ragged(const Problem& problem);

@@ -126,10 +126,8 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   const double sms = std::max(1, machine.multiprocessors) * tile.shape.resident;
   const QueryGrid g = query_grid(p, tile);
   const double tiles = full_tiles(p, tile, g);
-  const bool ragged = p.paged && !p.packed && host::is_ragged(p);
   const TileBlocks of_tile = blocks_of_tile(p, tile, g.queries);
-  const double blocks =
-      ragged ? std::max(1.0, host::share_of_keys(p) * of_tile.average) : of_tile.average;
+  const double blocks = of_tile.average;
   const double parts = std::min<double>(splits, std::ceil(blocks));
   // Masked blocks run faster: the card draws less power and clocks higher.
   const double skew = p.head_dim % 16 != 0 || p.head_dim_v % 16 != 0 ? tile.skewed : 1.0;
@@ -137,8 +135,7 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   // Under a mask a few queries at the end of many keys see nearly all of them: even tiles. A list's
   // rows differ.
   const bool listed = p.block_list.defined();
-  const bool even =
-      !listed && !ragged && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
+  const bool even = !listed && (!masked || (!p.packed && blocks > kEven * of_tile.longest));
   const FwdSm90Time& time = masked ? tile.masked : tile.full;
   const double of_part = blocks / parts;
   const double jobs = tiles * parts;
@@ -147,14 +144,7 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   const double part_us = full_us * sharing_factor(p, tile, jobs, sms);
   // Whole waves where every tile costs the same, half a tile of tail where they are handed out.
   const double waves = even ? std::ceil(jobs / sms) : std::max(1.0, jobs / sms + 0.4);
-  double tiles_us = waves * part_us;
-  if (ragged) {
-    constexpr double kTail = 0.5;
-    const double longest =
-        time.fixed_us + skew * paged_us(p, tile, time.block_us) * of_tile.longest / parts;
-    tiles_us = std::max(jobs / sms * part_us + kTail * longest, longest);
-  }
-  double ms = host::kKernelMs + 1e-3 * tiles_us;
+  double ms = host::kKernelMs + 1e-3 * waves * part_us;
   if (splits > 1) {
     const double partial =
         static_cast<double>(p.query_rows()) * splits * host::padded(p.head_dim_v) * 4.0;
