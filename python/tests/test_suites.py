@@ -1,5 +1,6 @@
 """tools/suites: where peers' files come from, what is drawn of them and how it is counted."""
 
+import argparse
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,15 @@ def test_many(seqlen_q):
 """
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "suites.plugin", "-p", "no:cacheprovider"]
+DYING = """
+import os
+
+def test_flash_attn_right():
+    pass
+
+def test_flash_attn_that_dies():
+    os.abort()
+"""
 SLOW = """
 import time
 
@@ -92,11 +103,30 @@ def test_parts_are_joined(tmp_path: Path) -> None:
     environment = environment_of(tmp_path / "record.json")
     found = []
     for jobs in (1, 2):
-        assert not runner.run_tests(command, environment, tmp_path, jobs)
+        interrupted, returned = runner.run_tests(command, environment, tmp_path, jobs)
+        assert not interrupted and len(returned) == jobs and set(returned) <= {0, 1}
         records = [json.loads((tmp_path / f"record-{i}.json").read_text()) for i in range(jobs)]
         assert all(record["passed"] for record in records)
         found.append(runner.joined(records))
     assert found[0] == found[1] and found[0]["drawn"] == 34
+
+
+def test_a_suite_that_dies_has_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its record held until then."""
+    monkeypatch.setattr(sources, "BUILD", tmp_path)
+    rules = types.SimpleNamespace(SOURCE=None, adapt=write_tests)
+    monkeypatch.setitem(sys.modules, "suites.flash_attention", rules)
+    options = argparse.Namespace(draw=30, seed=1, filter=None, jobs=1, places=None)
+    with pytest.raises(SystemExit, match="could not be run"):
+        runner.run_suite("flash-attention", options, "cpu")
+    assert json.loads((tmp_path / "flash-attention/record-0.json").read_text())["passed"] == 1
+
+
+def write_tests(fetched: object, into: Path, device: str) -> Path:
+    del fetched, device
+    made = into / "test_it.py"
+    made.write_text(DYING)
+    return made
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -105,7 +135,7 @@ def test_an_interrupt_keeps_what_is_found(tmp_path: Path, number: int) -> None:
     (tmp_path / "test_it.py").write_text(SLOW)
     log, record = tmp_path / "log-0", tmp_path / "record-0.json"
     command = [*PYTEST, str(tmp_path), f"--rootdir={tmp_path}"]
-    runs = f"run_tests({command!r}, {{}}, Path({str(tmp_path)!r}), 1)"
+    runs = f"run_tests({command!r}, {{}}, Path({str(tmp_path)!r}), 1)[0]"
     program = f"from pathlib import Path; from suites.__main__ import run_tests; print({runs})"
     with subprocess.Popen(
         [sys.executable, "-c", program],

@@ -34,6 +34,7 @@ SUITES = {
     "xformers": "xformers_ops",
 }
 ENOUGH = 0.99  # of what the contract covers
+ENDED = (0, 1, 5)  # what pytest returns: all passed, some failed, there were none
 
 
 def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -63,13 +64,17 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     if options.filter:
         command += ["-k", options.filter]
     started = time.monotonic()
-    interrupted = run_tests(command, environment, into, options.jobs)
+    interrupted, returned = run_tests(command, environment, into, options.jobs)
     records = []
     for part in range(options.jobs):
         record, log = into / f"record-{part}.json", into / f"log-{part}"
-        if not record.exists():
+        ended = interrupted or returned[part] in ENDED
+        if record.exists() and ended:
+            records.append(json.loads(record.read_text()))
+        elif not interrupted:
             sys.exit(f"peers-suites: {name} could not be run:\n{log.read_text()[-2000:]}")
-        records.append(json.loads(record.read_text()))
+    if not records:
+        sys.exit(f"peers-suites: {name} was interrupted before its first test")
     found = joined(records)
     state: dict[str, str] = {}
     if isinstance(rules.SOURCE, sources.Distribution):
@@ -81,8 +86,11 @@ def run_suite(name: str, options: argparse.Namespace, device: str) -> dict[str, 
     return state | found | ({"interrupted": True} if interrupted else {})
 
 
-def run_tests(command: list[str], environment: dict[str, str], into: Path, jobs: int) -> bool:
-    """Whether a signal ended them, which pytest takes as an interrupt and then reports."""
+def run_tests(
+    command: list[str], environment: dict[str, str], into: Path, jobs: int
+) -> tuple[bool, list[int]]:
+    """Whether a signal ended them, which pytest takes as an interrupt and then reports; and what
+    each part returned."""
     running: list[subprocess.Popen] = []
     interrupted = False
 
@@ -93,24 +101,31 @@ def run_tests(command: list[str], environment: dict[str, str], into: Path, jobs:
         for tests in running:
             tests.send_signal(signal.SIGINT)
 
-    before = {s: signal.signal(s, hand_on) for s in (signal.SIGINT, signal.SIGTERM)}
-    for part in range(jobs):
-        own = {"SUITE_PART": f"{part} of {jobs}", "SUITE_RECORD": str(into / f"record-{part}.json")}
-        with (into / f"log-{part}").open("w") as log:
-            # A session of its own: a terminal's interrupt would reach the tests twice.
-            tests = subprocess.Popen(
-                command,
-                env=os.environ | environment | own,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        running.append(tests)
-    for tests in running:
-        tests.wait()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return interrupted
+    before = {s: signal.signal(s, hand_on) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for part in range(jobs):
+            record = str(into / f"record-{part}.json")
+            own = {"SUITE_PART": f"{part} of {jobs}", "SUITE_RECORD": record}
+            with (into / f"log-{part}").open("w") as log:
+                # A session of its own: a terminal's interrupt would reach the tests twice.
+                tests = subprocess.Popen(
+                    command,
+                    env=os.environ | environment | own,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            running.append(tests)
+            if interrupted:  # perhaps before this part was known
+                tests.send_signal(signal.SIGINT)
+                break
+        returned = [tests.wait() for tests in running]
+    finally:
+        for tests in running:
+            tests.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return interrupted, returned
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,6 +181,8 @@ def main() -> int:
         help="counts of these suites are put into this file, beside others that stand there",
     )
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: it must be at least 1")
     for name in options.suites:
         if name not in SUITES:
             parser.error(f"no such suite: {name}")
