@@ -2,9 +2,18 @@
 /// everywhere. An optional tensor that the problem does not have leaves its fields as they are.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "problem/problem.h"
 
 namespace tilewise::cuda::host {
+
+/// A factor of scores, cut to what float32 holds: infinity times a score of 0 would be NaN.
+inline float finite(double factor) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp(factor, -kMost, kMost));
+}
 
 template <class Args>
 void fill_key_lengths(Args& args, const Problem& p) {

@@ -1,6 +1,7 @@
 // The Hopper forward's host side, without a GPU: order of tiles, masks, configs, wrappers' text.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -288,6 +289,30 @@ TEST(ForwardSm90, MapsOfSequencesEndWhereTheSequenceDoes) {
                         y * specs[0].strides[3];
   EXPECT_EQ(static_cast<const void*>(at), &memory[(begin + row) * 4 * 64]);
   EXPECT_EQ(args.k_rows, 90);
+}
+
+/// 0 and infinity are scores, too: a factor of the series that is neither 0 nor infinite.
+TEST(FwdSm90, SoftcapsThatHaveNoSeriesAreWorkedOutInTheGeneralWay) {
+  std::vector<unsigned short> memory(1 << 16);
+  Problem p = problem(DType::bfloat16, 100, 100, 64, 64);
+  p.q = p.k = p.v = p.o = Tensor::bshd(memory.data(), p.dtype, 1, 100, 1, 64, p.device);
+  const auto filled = [&](double softcap) {
+    p.softcap = softcap;
+    const fwd_sm90::Config config = fwd_sm90_config(p, fwd_sm90_tiles(p).front(), false);
+    fwd_sm90::PagedArgs args;
+    fwd_sm90_fill(args, p, config, 0, [](tile::TensorMapBytes&, const TensorMapSpec&) {});
+    EXPECT_TRUE(std::isfinite(args.scale_cap)) << softcap;
+    return std::pair{config.modification, args};
+  };
+  for (const double softcap : {1e-8, 1e-3, 1.0, 50.0, 1e6}) {
+    const auto [modification, args] = filled(softcap);
+    EXPECT_EQ(modification, fwd_sm90::Modification::softcap) << softcap;
+    for (const float factor : {args.cap_1, args.cap_2, args.cap_slope, args.cubic_1})
+      EXPECT_TRUE(std::isnormal(factor)) << softcap;
+  }
+  p.scale = 8.0F;
+  for (const double softcap : {1.2e-38, 1e-30, 1e-12, 2e6, 1e12, 2e38})
+    EXPECT_EQ(filled(softcap).first, fwd_sm90::Modification::general) << softcap;
 }
 
 Problem over_pages(std::int64_t page_size, std::int64_t seq_q, std::int64_t dim) {

@@ -285,7 +285,7 @@ void fill(RaggedArgs& args, const Problem& p, const Decided& decided) {
   args.scale_log2 = static_cast<float>(static_cast<double>(p.scale) * kLog2e);
   args.offset_factor = static_cast<float>(config.fold_lse() ? -1.0 / p.scale : -kLog2e);
   if (p.softcap != 0.0) {
-    args.scale_cap = static_cast<float>(p.scale / p.softcap);
+    args.scale_cap = host::finite(p.scale / p.softcap);
     args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
   }
   host::fill_alibi(args, p);

@@ -1,8 +1,5 @@
 #include "cuda/kernels/fwd_sm90/fill.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
 #include "cuda/host/fill.h"
@@ -63,17 +60,14 @@ void fill_modification(Args& args, const Problem& p) {
   args.scale_inverse = 1.0F / args.scale_log2;
   if (p.softcap != 0.0) {
     const double ratio = p.scale / p.softcap;
-    args.scale_cap = static_cast<float>(ratio);
+    args.scale_cap = host::finite(ratio);
     args.cap_log2 = static_cast<float>(p.softcap * kLog2e);
     args.cap_raw = static_cast<float>(1.0 / ratio);
     args.cap_slope = static_cast<float>(2.0 * kLog2e * ratio);
     args.cap_narrow = static_cast<float>(tile::SoftcapSeries::kBound / ratio);
     const double square = ratio * ratio, scale_log2 = p.scale * kLog2e;
     args.cap_1 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k1 * square);
-    // Not 0: times the square of a hidden score, which is infinite, that would be NaN.
-    args.cap_2 =
-        std::max(static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square),
-                 std::numeric_limits<float>::denorm_min());
+    args.cap_2 = static_cast<float>(scale_log2 * tile::SoftcapSeries::k2 * square * square);
     args.cap_cubic = static_cast<float>(tile::SoftcapCubic::kBound / ratio);
     args.cubic_0 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k0);
     args.cubic_1 = static_cast<float>(scale_log2 * tile::SoftcapCubic::k1 * square);

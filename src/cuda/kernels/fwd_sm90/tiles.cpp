@@ -44,6 +44,15 @@ constexpr int kLeastBoxRows = 4;
 /// Share of a tile's rows that must be gained before heads are packed.
 constexpr double kPackGain = 0.9;
 
+/// Whether float32 holds the softcap's series (tile/softcap.cuh): hidden scores are infinite,
+/// others may be 0. Above kMost the two series' difference, a part of the logits, would show.
+bool has_series(const Problem& p) {
+  constexpr double kMost = 1e6;
+  const double ratio = p.scale / p.softcap;
+  const double last = p.scale * kLog2e * tile::SoftcapSeries::k2 * std::pow(ratio, 4);
+  return p.softcap <= kMost && std::isnormal(static_cast<float>(last));
+}
+
 Modification modification(const Problem& p) {
   if (p.bias.defined() && (host::is_modified(p) || p.score_function.defined()))
     return Modification::general;  // a bias is added to logits in the log2 domain
