@@ -12,7 +12,8 @@ constexpr std::int64_t kFewQueries = 8;
 
 /// Keys of the longest entry that some query may see.
 std::int64_t most_keys(const Problem& problem);
-/// Keys that all entries may have: of pages no more than the pools hold.
+/// Keys that all entries may have: of pages no more than the pools hold, of a cache side by side
+/// with lengths half as many as it has room for.
 double all_keys(const Problem& problem);
 /// Whether lengths must differ: pools hold fewer keys than entries of the longest length would
 /// have.

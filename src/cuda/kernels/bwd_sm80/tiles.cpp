@@ -326,7 +326,7 @@ double listed_step_factor(const Problem& p) {
 /// Pairs of all heads, with the hidden ones of blocks that position cuts.
 double counted_pairs(const Problem& p, const Tile& tile) {
   const std::int64_t block_m = tile.shape.block_m, block_n = tile.shape.block_n;
-  const std::int64_t pairs = host::seen_blocks(p, block_m, block_n) * block_m * block_n;
+  const std::int64_t pairs = host::seen_blocks(p, block_m, block_n).sum * block_m * block_n;
   return static_cast<double>(p.batch * p.heads_q) * static_cast<double>(pairs);
 }
 

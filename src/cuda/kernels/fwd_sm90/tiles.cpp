@@ -62,7 +62,7 @@ Modification modification(const Problem& p) {
   if (p.score_function.defined()) return Modification::general;
   // The kernels of one modification divide by the scale.
   const bool softcap = p.softcap > 0.0, alibi = p.alibi_slopes.defined();
-  if (!(p.scale > 1e-30F) || (softcap && alibi)) return Modification::general;
+  if (!(p.scale > 1e-30F) || (softcap && (alibi || !has_series(p)))) return Modification::general;
   return softcap ? Modification::softcap : Modification::alibi;
 }
 
@@ -97,7 +97,7 @@ bool is_short_window(const Problem& p) {
 /// Whether tiles of 64 queries, three to a multiprocessor, are priced too. Only plain problems of
 /// short heads without a mask were timed. At head dim 64 and 128 to 512 rows they took 0.84 to 0.99
 /// of the time of 192 x 128, 12 heads as long as 64 x 128 (an H200).
-bool has_few_tiles(const Problem& p) {
+bool has_short_heads(const Problem& p) {
   constexpr std::int64_t kLeastRows = 128, kMostRows = 1024;
   constexpr std::int64_t kLeastTiles = 48;
   constexpr std::int64_t kMostTiles = 6144;
@@ -147,7 +147,7 @@ std::span<const FwdSm90Tile> fwd_sm90_tiles(const Problem& p) {
   } else if (larger <= 64) {
     tiles = kTiles64;
     if (drops(p)) tiles = kDrops64;
-    if (has_few_tiles(p)) tiles = kFew64;
+    if (has_short_heads(p)) tiles = kFew64;
   } else if (larger <= 96) {
     tiles = kTiles96;
   } else if (larger <= 128) {
@@ -344,7 +344,9 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
   FwdSm90Choice best;
   if (plans_one_entry(p)) {
     best = fwd_sm90_choose(one_entry(p), machine);
-    if (best.tile != nullptr) best.ms = predict(p, *best.tile, best.splits, machine);
+    if (best.tile == nullptr) return best;
+    best.ms = serves_few(p) ? served_ms(p, *best.tile, best.splits, machine)
+                            : predict(p, *best.tile, best.splits, machine);
     return best;
   }
   if (takes_first_kernel(p)) {

@@ -5,6 +5,7 @@
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
+#include "cuda/host/cut_blocks.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
 #include "cuda/host/served.h"
@@ -35,17 +36,10 @@ struct TileBlocks {
 /// where tiles do are a large part there (an H200, 369 rows causal, dim 128: 192 x 80 take 8 blocks
 /// and 0.108 ms, 128 x 128 take 6 and 0.096).
 TileBlocks counted_blocks(const Problem& p, const FwdSm90Tile& tile, std::int64_t queries) {
-  const Sequence s{.q_begin = 0, .q_length = p.seq_q, .k_begin = 0, .k_length = p.seq_k};
-  std::int64_t sum = 0, most = 1, tiles = 0;
-  for (std::int64_t first = 0; first < p.seq_q; first += queries, ++tiles) {
-    const std::int64_t last = std::min(first + queries, p.seq_q) - 1;
-    const std::int64_t begin = p.visible_keys(s, first).begin / tile.shape.block_n;
-    const std::int64_t end = ceil_div(p.visible_keys(s, last).end, tile.shape.block_n);
-    const std::int64_t blocks = std::max<std::int64_t>(1, end - begin);
-    sum += blocks;
-    most = std::max(most, blocks);
-  }
-  return {static_cast<double>(sum) / static_cast<double>(tiles), static_cast<double>(most)};
+  const host::SeenBlocks seen = host::seen_blocks(p, queries, tile.shape.block_n);
+  const auto tiles = static_cast<double>(ceil_div(p.seq_q, queries));
+  return {std::max(1.0, static_cast<double>(seen.sum) / tiles),
+          std::max(1.0, static_cast<double>(seen.most))};
 }
 
 TileBlocks blocks_of_tile(const Problem& p, const FwdSm90Tile& tile, std::int64_t queries) {
