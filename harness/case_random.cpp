@@ -260,8 +260,8 @@ void draw_bias(Draw& draw, Case& c) {
   c.bias = std::move(bias);
 }
 
-/// Of a form of the scores, what only the values of the kernels' arguments follow: any value, most
-/// of them odd. Of variants each has its own.
+/// Values that only the kernels' arguments follow: any value, most of them odd. Each variant has
+/// its own.
 void draw_values(Draw& draw, bool general, Case& c) {
   if (c.softcap > 0.0) c.softcap = draw.one_of({2.0, 15.0, 50.0, 1e-30, 1e-3, 1e6, 1e12, 1e37});
   if (c.sinks) {
