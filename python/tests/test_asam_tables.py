@@ -1,7 +1,11 @@
 """Seed 003's tables: `python -m tilewise.asam`."""
 
 import json
+import os
+import signal
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +102,24 @@ def test_losses_are_compared_without_dropout(drops: bool) -> None:
     before = torch.get_rng_state()
     step()
     assert torch.equal(before, torch.get_rng_state()) == (not drops)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    def cut(arguments: object) -> Iterator[dict]:
+        del arguments
+        yield {"seq": 16}
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+        yield {"seq": 32}
+
+    monkeypatch.setitem(tables.TABLES, "forward", cut)
+    words = ["tilewise.asam", "forward", "--device", "cpu", "--format", "csv"]
+    monkeypatch.setattr(sys, "argv", [*words, "-o", str(tmp_path / "rows.csv")])
+    assert tables.main() == 130
+    assert (tmp_path / "rows.csv").read_text().split() == ["seq", "16"]
 
 
 def test_training_has_the_seed_s_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -453,12 +454,16 @@ def main() -> int:
             print(f"\r\x1b[K{arguments.table}: {len(rows)} rows; {what}", end="", file=sys.stderr)
 
     arguments.tell = tell
+    # What a time limit sends ends a table as Ctrl-C does.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for row in TABLES[arguments.table](arguments):
             rows.append(row)
             tell("")
     except KeyboardInterrupt:  # what was measured is kept
         stopped = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     text = render(arguments.table, rows, environment(arguments.device), arguments.format)
