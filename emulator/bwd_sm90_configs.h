@@ -34,13 +34,13 @@ constexpr Config deterministic(Config c) {
   c.sums.deterministic = true;
   return c;
 }
-/// dQ in the head dim's own columns.
 constexpr Config staged(Config c, int q_stages, int do_stages, int k_stages) {
   c.shape.q_stages = q_stages;
   c.shape.do_stages = do_stages;
   c.shape.k_stages = k_stages;
   return c;
 }
+/// dQ in the head dim's own columns.
 constexpr Config narrow(Config c) {
   c.sums.narrow = true;
   return c;

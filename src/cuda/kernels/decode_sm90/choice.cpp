@@ -192,9 +192,8 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0)
     return "empty problems are left to flash_fwd_sm80";
-  // A part of which no key is seen would look its first key's page up, far behind the table.
-  if (p.paged && p.left < 0)
-    return "pages under a window that begins behind the diagonal are not supported by this kernel";
+  reason = items_refusal(p);
+  if (!reason.empty()) return reason;
   for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}) {
     if (!host::has_vectors(*tensor))
       return std::string("rows of ") + name +

@@ -50,6 +50,13 @@ tile::KeyParts key_parts(const Problem& p, int keys) {
 
 }  // namespace
 
+std::string items_refusal(const Problem& p) {
+  // A part of which no key is seen would look its first key's page up, far behind the table.
+  if (p.paged && p.left < 0)
+    return "pages under a window that begins behind the diagonal are not supported by this kernel";
+  return "";
+}
+
 double item_count(const Problem& p, const ItemParts& items) {
   return static_cast<double>(p.batch * p.heads_k) * items.row_tiles * items.most_parts;
 }

@@ -2,6 +2,8 @@
 /// from them, the workspace, the launch. decode_sm90/item.cuh says what an item is.
 #pragma once
 
+#include <string>
+
 #include "cuda/driver/launch.h"
 #include "cuda/kernels/decode_sm90/args.h"
 #include "plan/kernel_row.h"
@@ -22,6 +24,9 @@ struct ItemChoice {
   ItemParts items;
   double ms = 0.0;  ///< predicted
 };
+
+/// Why items of a problem cannot be found; empty if they can.
+std::string items_refusal(const Problem& problem);
 
 /// The counter of items counts to 2^24.
 inline constexpr double kMostItems = 0x1p23;

@@ -96,9 +96,8 @@ std::string mla_refusal(const Problem& p, const Hardware& machine) {
   if (!reason.empty()) return reason;
   if (p.batch == 0 || p.heads_q == 0 || p.seq_q == 0 || p.seq_k == 0)
     return "empty problems are not supported by this kernel";
-  // A part of which no key is seen would look its first key's page up, far behind the table.
-  if (p.paged && p.left < 0)
-    return "pages under a window that begins behind the diagonal are not supported by this kernel";
+  reason = items_refusal(p);
+  if (!reason.empty()) return reason;
   if (!has_values_in_keys(p))
     return "a V that is not the first 512 columns of K is not supported by this kernel";
   if (host::is_modified(p)) {
