@@ -21,6 +21,8 @@ from pathlib import Path
 from build_cache import cached
 
 SKIPPED = 77
+SOURCE = Path(__file__).resolve().parent.parent.parent
+EMULATOR = SOURCE / "emulator"
 
 LOAD_MATRIX = """
   emulator::note_read(emulator::access(shared, 16));
@@ -277,7 +279,8 @@ BODIES = {
 
 # Programs in emulator/, and whether they need the library's objects for its host side. `faults`
 # are kernels that lack a wait, which the emulator must find. Programs that need the objects may
-# include expression_texts.h, what expression_texts.cxx prints.
+# include expression_texts.h, what expression_texts.cxx prints. A program takes the path of
+# emulator/cases/PROGRAM.txt where there is one.
 PROGRAMS = {
     "faults": False,
     "append": False,
@@ -341,7 +344,7 @@ def make_sources(source: Path, folder: Path) -> None:
 
 
 def library_objects() -> list[str]:
-    """The library's object files; none where the build folder is not known or has none.
+    """Object files of the library and the harness; none where the build folder has none.
 
     A build folder keeps the objects of sources that have moved, so its file list is not asked.
     """
@@ -350,19 +353,18 @@ def library_objects() -> list[str]:
     entries = json.loads(commands.read_text()) if commands.exists() else []
     outputs = [re.search(r" -o (\S+\.o)", entry["command"]) for entry in entries]
     paths = [build / output[1] for output in outputs if output is not None]
-    return [str(path) for path in paths if "tilewise_core.dir" in path.parts and path.exists()]
+    rooms = {"tilewise_core.dir", "tilewise_harness.dir"}
+    return [str(path) for path in paths if rooms & set(path.parts) and path.exists()]
 
 
 def compile_program(program: str, folder: Path, compiler: str, objects: list[str]) -> Path:
     """Compiles one of the files of emulator/, with these objects."""
-    source = Path(__file__).resolve().parent.parent.parent
-    emulator = source / "emulator"
     binary = folder / program
     # Fibers leave and enter frames by longjmp, which a checked longjmp refuses.
     command = [compiler, "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I", str(folder)]
-    command += ["-I", str(emulator), "-include", str(emulator / "emulator.h")]
-    command += ["-I", str(source / "src"), "-I", str(source / "include")]
-    command += ["-x", "c++", str(emulator / f"{program}.cxx"), "-o", str(binary)]
+    command += ["-I", str(EMULATOR), "-include", str(EMULATOR / "emulator.h")]
+    command += [f"-I{SOURCE / room}" for room in ("src", "include", ".")]
+    command += ["-x", "c++", str(EMULATOR / f"{program}.cxx"), "-o", str(binary)]
     if objects:
         command += ["-x", "none", *objects, "-lpthread", "-ldl"]
     subprocess.run(command, check=True)
@@ -388,13 +390,15 @@ def run(program: str, folder: Path, compiler: str, seeds: range, drawn: int) -> 
     binary = build(program, folder, compiler)
     if binary is None:
         return SKIPPED
+    cases = EMULATOR / "cases" / f"{program}.txt"
+    command = [str(binary), *([str(cases)] if cases.exists() else [])]
     for seed in seeds:
         print(f"{program}, seed {seed}", flush=True)
         environment = os.environ | {
             "TILEWISE_EMULATION_SEED": str(seed),
             "TILEWISE_EMULATION_DRAWN": str(drawn),
         }
-        if subprocess.run([str(binary)], env=environment, check=False).returncode != 0:
+        if subprocess.run(command, env=environment, check=False).returncode != 0:
             return 1
     return 0
 
@@ -418,7 +422,7 @@ def main() -> int:
         return SKIPPED
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_sources(Path(__file__).resolve().parent.parent.parent, folder)
+        make_sources(SOURCE, folder)
         results = [
             run(program, folder, compiler, seeds, options.drawn)
             for program in options.programs or PROGRAMS
