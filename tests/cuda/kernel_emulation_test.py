@@ -26,11 +26,12 @@ SOURCE = Path(__file__).resolve().parent.parent.parent
 EMULATOR = SOURCE / "emulator"
 # Of a compiler of device code: the emulator's instructions come before those of src/.
 FLAGS = ["-std=c++20", "-w", "-include", str(EMULATOR / "emulator.h")]
-FLAGS += [f"-I{SOURCE / room}" for room in ("emulator", "src", "include")]
+FLAGS += [f"-I{SOURCE / room}" for room in ("emulator", "src", "include", ".")]
 
 # Programs in emulator/, and whether they need the library's objects for its host side. `faults`
 # are kernels that lack a wait, which the emulator must find. Programs that need the objects may
-# include expression_texts.h, what expression_texts.cxx prints.
+# include expression_texts.h, what expression_texts.cxx prints. A program takes the path of
+# emulator/cases/PROGRAM.txt where there is one.
 PROGRAMS = {
     "faults": False,
     "append": False,
@@ -64,7 +65,7 @@ PROGRAMS = {
 
 
 def library_objects() -> list[str]:
-    """The library's object files; none where the build folder is not known or has none.
+    """Object files of the library and the harness; none where the build folder has none.
 
     A build folder keeps the objects of sources that have moved, so its file list is not asked.
     """
@@ -73,7 +74,8 @@ def library_objects() -> list[str]:
     entries = json.loads(commands.read_text()) if commands.exists() else []
     outputs = [re.search(r" -o (\S+\.o)", entry["command"]) for entry in entries]
     paths = [build / output[1] for output in outputs if output is not None]
-    return [str(path) for path in paths if "tilewise_core.dir" in path.parts and path.exists()]
+    rooms = {"tilewise_core.dir", "tilewise_harness.dir"}
+    return [str(path) for path in paths if rooms & set(path.parts) and path.exists()]
 
 
 def compile_program(program: str, folder: Path, compiler: str, objects: list[str]) -> Path:
@@ -113,13 +115,15 @@ def run(program: str, folder: Path, compiler: str, seeds: range, drawn: int) -> 
     binary = build(program, folder, compiler)
     if binary is None:
         return SKIPPED
+    cases = EMULATOR / "cases" / f"{program}.txt"
+    command = [str(binary), *([str(cases)] if cases.exists() else [])]
     for seed in seeds:
         print(f"{program}, seed {seed}", flush=True)
         environment = os.environ | {
             "TILEWISE_EMULATION_SEED": str(seed),
             "TILEWISE_EMULATION_DRAWN": str(drawn),
         }
-        if subprocess.run([str(binary)], env=environment, check=False).returncode != 0:
+        if subprocess.run(command, env=environment, check=False).returncode != 0:
             return 1
     return 0
 

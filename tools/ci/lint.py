@@ -155,7 +155,7 @@ def included(file: Path, seen: set[Path]) -> set[Path]:
     if file not in seen:
         seen.add(file)
         for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
-            found = (ROOT / room / name for room in ("emulator", "src", "include"))
+            found = (ROOT / room / name for room in ("emulator", "src", "include", "."))
             included(next(filter(Path.is_file, found), file), seen)
     return seen
 
