@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -146,13 +147,21 @@ def changed_names() -> set[str]:
 def tidy_units(build: Path, everything: bool) -> list[Path]:
     """Compiled units that changed, themselves or the header of the same stem."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    compiled = {Path(entry["file"]) for entry in entries}
+    compiled = {Path(entry["file"]) for entry in entries if "cmake_pch" not in entry["file"]}
     # nanobind's sources are compiled where they are installed.
     units = sorted(unit for unit in compiled if unit.is_relative_to(ROOT))
     if everything:
         return units
     stems = {str(Path(name).with_suffix("")) for name in changed_names()}
     return [unit for unit in units if str(unit.relative_to(ROOT).with_suffix("")) in stems]
+
+
+def write_own_commands(build: Path, folder: Path) -> None:
+    """The compile commands without precompiled headers: those are g++'s, and hide what is not
+    included."""
+    commands = (build / "compile_commands.json").read_text(encoding="utf-8")
+    own = re.sub(r" -Winvalid-pch -include \S+/cmake_pch\.hxx", "", commands)
+    (folder / "compile_commands.json").write_text(own, encoding="utf-8")
 
 
 def clang_tidy(everything: bool, seconds: float, report: Callable[[Result], None]) -> list[Result]:
@@ -168,12 +177,13 @@ def clang_tidy(everything: bool, seconds: float, report: Callable[[Result], None
             return None
         # The commands are g++'s, and so are some of their warning options.
         extra = "--extra-arg=-Wno-unknown-warning-option"
-        command = ["clang-tidy", "--quiet", "-p", str(build), extra, str(unit)]
+        command = ["clang-tidy", "--quiet", "-p", folder, extra, str(unit)]
         result = run_tool(f"clang-tidy {unit.relative_to(ROOT)}", command)
         report(result)
         return result
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        write_own_commands(build, Path(folder))
         results = list(pool.map(check, units))
     missed = [unit for unit, result in zip(units, results, strict=True) if result is None]
     if missed:
