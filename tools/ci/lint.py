@@ -1,4 +1,4 @@
-"""Lint: formatting, static analysis and the house's rules. `./tw lint [--all]`, `./tw format`."""
+"""Lint: formatting, static analysis and the rules of the house. `./tw lint`, `./tw format`."""
 
 import argparse
 import json
@@ -134,17 +134,20 @@ def commit_subjects() -> Result:
     return Result("lint", "commit subjects", status, "\n".join(long))
 
 
-def changed_names() -> set[str]:
-    """Files that differ from where this branch left origin/main, or else from the commit before."""
-    head = git("rev-parse", "HEAD")
+def branch_point() -> list[str]:
+    """Where this branch left origin/main, or else the commit before."""
     base = git("merge-base", "HEAD", "origin/main")
-    if not base or base == head:
-        base = git("rev-parse", "HEAD~1")
+    return base if base and base != git("rev-parse", "HEAD") else git("rev-parse", "HEAD~1")
+
+
+def changed_names(since: str | None) -> set[str]:
+    """Files that differ from a commit, or are new."""
+    base = [since] if since else branch_point()
     changed = git("diff", "--name-only", *base) if base else []
     return set(changed) | set(git("ls-files", "--others", "--exclude-standard"))
 
 
-def tidy_units(build: Path, everything: bool) -> list[Path]:
+def tidy_units(build: Path, everything: bool, since: str | None) -> list[Path]:
     """Compiled units that changed, themselves or the header of the same stem."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
     compiled = {Path(entry["file"]) for entry in entries if "cmake_pch" not in entry["file"]}
@@ -152,7 +155,7 @@ def tidy_units(build: Path, everything: bool) -> list[Path]:
     units = sorted(unit for unit in compiled if unit.is_relative_to(ROOT))
     if everything:
         return units
-    stems = {str(Path(name).with_suffix("")) for name in changed_names()}
+    stems = {str(Path(name).with_suffix("")) for name in changed_names(since)}
     return [unit for unit in units if str(unit.relative_to(ROOT).with_suffix("")) in stems]
 
 
@@ -164,12 +167,14 @@ def write_own_commands(build: Path, folder: Path) -> None:
     (folder / "compile_commands.json").write_text(own, encoding="utf-8")
 
 
-def clang_tidy(everything: bool, seconds: float, report: Callable[[Result], None]) -> list[Result]:
+def clang_tidy(
+    everything: bool, since: str | None, seconds: float, report: Callable[[Result], None]
+) -> list[Result]:
     """clang-tidy on each unit until the time is up; units not reached are one skipped result."""
     build = ROOT / "build/release"
     if not (build / "compile_commands.json").exists():
         return [Result("lint", "clang-tidy", Status.SKIPPED, "build/release is not configured")]
-    units = tidy_units(build, everything)
+    units = tidy_units(build, everything, since)
     deadline = time.monotonic() + seconds
 
     def check(unit: Path) -> Result | None:
@@ -194,6 +199,7 @@ def clang_tidy(everything: bool, seconds: float, report: Callable[[Result], None
 
 def run_lint(
     everything: bool = False,
+    since: str | None = None,
     fix: bool = False,
     report: Callable[[Result], None] = lambda _: None,
 ) -> list[Result]:
@@ -206,17 +212,23 @@ def run_lint(
     for result in results:
         report(result)
     if not fix:
-        seconds = 1e9 if everything else float(os.environ.get("TILEWISE_TIDY_SECONDS", "120"))
-        results += clang_tidy(everything, seconds, report)
+        seconds = (
+            1e9 if everything or since else float(os.environ.get("TILEWISE_TIDY_SECONDS", "120"))
+        )
+        results += clang_tidy(everything, since, seconds, report)
     return results
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./tw lint", description=__doc__)
     parser.add_argument("--all", action="store_true", help="clang-tidy on every unit")
+    parser.add_argument("--since", metavar="COMMIT", help="clang-tidy on what changed since")
     parser.add_argument("--fix", action="store_true", help="rewrite the sources in the format")
     options = parser.parse_args()
-    results = run_lint(options.all, options.fix, print_result)
+    since = options.since
+    if since and not git("rev-parse", "--verify", "--quiet", since + "^{commit}"):
+        parser.error(f"--since: no commit here is named {since!r}")
+    results = run_lint(options.all, since, options.fix, print_result)
     return 1 if any(result.status is Status.FAILED for result in results) else 0
 
 
