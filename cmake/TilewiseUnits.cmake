@@ -4,8 +4,8 @@
 set(tilewise_std_headers <algorithm> <array> <cmath> <functional> <map> <memory> <mutex> <optional>
                          <span> <string> <vector>)
 
-# tilewise_precompile(TARGET HEADER...) or tilewise_precompile(TARGET REUSE_FROM OTHER): headers that
-# are read once for all of a target's units. A file includes what it uses all the same: clang-tidy
+# tilewise_precompile(TARGET HEADER...) or (TARGET REUSE_FROM OTHER): these headers are
+# read once for all of a target's units. A file includes what it uses all the same: clang-tidy
 # reads it without. Behind a compiler's cache nothing is precompiled: a cache knows such units less
 # often. More headers than the most common ones cost g++ more than they save.
 function(tilewise_precompile target)
@@ -27,8 +27,8 @@ function(tilewise_precompile target)
   endforeach()
 endfunction()
 
-# Gives the sources of each folder to one unit: in a sanitizer's build most of a unit's time goes into
-# reading its headers and instrumenting what it takes of them. Those with flags of their own stay
+# Gives the sources of each folder to one unit: most of a unit's time in a sanitizer's build goes
+# into reading its headers and instrumenting what it takes of them. Those with flags of their own stay
 # apart, and so do those whose path matches APART: names of a file's own would meet there.
 function(tilewise_unite_folders target)
   cmake_parse_arguments(PARSE_ARGV 1 unite "" "APART" "SOURCES")
