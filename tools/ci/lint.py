@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from results import Result, Status, print_result
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/cuda"))
+from kernel_emulation_test import FLAGS, library_objects, write_texts  # noqa: E402
+
 CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
 MAX_FILE_LINES = 500
 # STYLE has asked for short subjects since this commit.
@@ -147,6 +150,37 @@ def changed_names(since: str | None) -> set[str]:
     return set(changed) | set(git("ls-files", "--others", "--exclude-standard"))
 
 
+def included(file: Path, seen: set[Path]) -> set[Path]:
+    """A file and what it includes of ours, found as the emulator's programs find it."""
+    if file not in seen:
+        seen.add(file)
+        for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
+            found = (ROOT / room / name for room in ("emulator", "src", "include", "."))
+            included(next(filter(Path.is_file, found), file), seen)
+    return seen
+
+
+def emulated_units(texts: bool, everything: bool, since: str | None) -> list[Path]:
+    """Programs of emulator/ that compile device code that changed, the smallest for each file;
+    those that include a generated header if it is there."""
+    reached = {path: included(path, set()) for path in ROOT.glob("emulator/*.cxx")}
+    line = '#include "expression_texts.h"'
+    units = sorted(
+        (
+            p
+            for p, files in reached.items()
+            if texts or all(line not in f.read_text() for f in files)
+        ),
+        key=lambda path: (len(reached[path]), path),
+    )
+    if everything:
+        return units
+    changed = [ROOT / name for name in changed_names(since)]
+    # A program that changed stands for itself, a header for the first that includes it.
+    found = (next((unit for unit in units if file in reached[unit]), None) for file in changed)
+    return list(dict.fromkeys(unit for unit in found if unit))
+
+
 def tidy_units(build: Path, everything: bool, since: str | None) -> list[Path]:
     """Compiled units that changed, themselves or the header of the same stem."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
@@ -167,6 +201,29 @@ def write_own_commands(build: Path, folder: Path) -> None:
     (folder / "compile_commands.json").write_text(own, encoding="utf-8")
 
 
+def made_texts(build: Path, folder: Path) -> bool:
+    """Whether the header that the emulator's programs generate could be made: the library's objects
+    are there."""
+    os.environ["TILEWISE_BUILD_DIR"] = str(build)
+    objects = library_objects()
+    if objects:
+        write_texts(folder, "g++", objects)
+    return bool(objects)
+
+
+def tidy_options(folder: Path, unit: Path) -> list[str]:
+    """The unit, and how it is compiled."""
+    if unit.suffix == ".cxx":
+        # Indices of device code are 32 bits by intent, names with __ are CUDA's, and the analyzer
+        # takes minutes. clang 14 has _Float16 with AVX-512 FP16.
+        off = "-bugprone-implicit-widening-of-multiplication-result,"
+        off += "-bugprone-reserved-identifier,-clang-analyzer-*"
+        own = ["-I", str(folder), "-mavx512fp16", "-x", "c++"]
+        return [f"--checks={off}", str(unit), "--", *FLAGS, *own]
+    # The commands are g++'s, and so are some of their warning options.
+    return ["-p", str(folder), "--extra-arg=-Wno-unknown-warning-option", str(unit)]
+
+
 def clang_tidy(
     everything: bool, since: str | None, seconds: float, report: Callable[[Result], None]
 ) -> list[Result]:
@@ -174,21 +231,21 @@ def clang_tidy(
     build = ROOT / "build/release"
     if not (build / "compile_commands.json").exists():
         return [Result("lint", "clang-tidy", Status.SKIPPED, "build/release is not configured")]
-    units = tidy_units(build, everything, since)
     deadline = time.monotonic() + seconds
 
     def check(unit: Path) -> Result | None:
         if time.monotonic() > deadline:
             return None
-        # The commands are g++'s, and so are some of their warning options.
-        extra = "--extra-arg=-Wno-unknown-warning-option"
-        command = ["clang-tidy", "--quiet", "-p", folder, extra, str(unit)]
+        command = ["clang-tidy", "--quiet", *tidy_options(folder, unit)]
         result = run_tool(f"clang-tidy {unit.relative_to(ROOT)}", command)
         report(result)
         return result
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        write_own_commands(build, Path(folder))
+    with TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        folder = Path(name)
+        write_own_commands(build, folder)
+        units = tidy_units(build, everything, since)
+        units += emulated_units(made_texts(build, folder), everything, since)
         results = list(pool.map(check, units))
     missed = [unit for unit, result in zip(units, results, strict=True) if result is None]
     if missed:

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "cuda/kernels/mla_sm90/shared.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/softmax.cuh"
 
