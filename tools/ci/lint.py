@@ -184,13 +184,21 @@ def emulated_units(texts: bool, everything: bool, since: str | None) -> list[Pat
 def tidy_units(build: Path, everything: bool, since: str | None) -> list[Path]:
     """Compiled units that changed, themselves or the header of the same stem."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    compiled = {Path(entry["file"]) for entry in entries}
+    compiled = {Path(entry["file"]) for entry in entries if "cmake_pch" not in entry["file"]}
     # nanobind's sources are compiled where they are installed.
     units = sorted(unit for unit in compiled if unit.is_relative_to(ROOT))
     if everything:
         return units
     stems = {str(Path(name).with_suffix("")) for name in changed_names(since)}
     return [unit for unit in units if str(unit.relative_to(ROOT).with_suffix("")) in stems]
+
+
+def write_own_commands(build: Path, folder: Path) -> None:
+    """The compile commands without precompiled headers: those are g++'s, and hide what is not
+    included."""
+    commands = (build / "compile_commands.json").read_text(encoding="utf-8")
+    own = re.sub(r" -Winvalid-pch -include \S+/cmake_pch\.hxx", "", commands)
+    (folder / "compile_commands.json").write_text(own, encoding="utf-8")
 
 
 def made_texts(build: Path, folder: Path) -> bool:
@@ -203,7 +211,7 @@ def made_texts(build: Path, folder: Path) -> bool:
     return bool(objects)
 
 
-def tidy_options(build: Path, folder: Path, unit: Path) -> list[str]:
+def tidy_options(folder: Path, unit: Path) -> list[str]:
     """The unit, and how it is compiled."""
     if unit.suffix == ".cxx":
         # Indices of device code are 32 bits by intent, names with __ are CUDA's, and the analyzer
@@ -213,7 +221,7 @@ def tidy_options(build: Path, folder: Path, unit: Path) -> list[str]:
         own = ["-I", str(folder), "-mavx512fp16", "-x", "c++"]
         return [f"--checks={off}", str(unit), "--", *FLAGS, *own]
     # The commands are g++'s, and so are some of their warning options.
-    return ["-p", str(build), "--extra-arg=-Wno-unknown-warning-option", str(unit)]
+    return ["-p", str(folder), "--extra-arg=-Wno-unknown-warning-option", str(unit)]
 
 
 def clang_tidy(
@@ -228,13 +236,14 @@ def clang_tidy(
     def check(unit: Path) -> Result | None:
         if time.monotonic() > deadline:
             return None
-        command = ["clang-tidy", "--quiet", *tidy_options(build, folder, unit)]
+        command = ["clang-tidy", "--quiet", *tidy_options(folder, unit)]
         result = run_tool(f"clang-tidy {unit.relative_to(ROOT)}", command)
         report(result)
         return result
 
     with TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
+        write_own_commands(build, folder)
         units = tidy_units(build, everything, since)
         units += emulated_units(made_texts(build, folder), everything, since)
         results = list(pool.map(check, units))
