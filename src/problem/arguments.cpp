@@ -4,7 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+
+#include "problem/plain_text.h"
 
 namespace tilewise::arguments {
 
@@ -17,9 +18,7 @@ void fail_value(const char* name, const std::string& value, const std::string& e
 }
 
 std::string number_text(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return text.data();
+  return tilewise::number_text(value, std::chars_format::general, 6);
 }
 
 std::string shape_text(const std::int64_t* sizes, int rank) {
