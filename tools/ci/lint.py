@@ -160,24 +160,36 @@ def included(file: Path, seen: set[Path]) -> set[Path]:
     return seen
 
 
-def emulated_units(texts: bool, everything: bool, since: str | None) -> list[Path]:
-    """Programs of emulator/ that compile device code that changed, the smallest for each file;
-    those that include a generated header if it is there."""
-    reached = {path: included(path, set()) for path in ROOT.glob("emulator/*.cxx")}
-    line = '#include "expression_texts.h"'
-    units = sorted(
-        (
-            p
-            for p, files in reached.items()
-            if texts or all(line not in f.read_text() for f in files)
-        ),
-        key=lambda path: (len(reached[path]), path),
-    )
-    if everything:
-        return units
-    changed = [ROOT / name for name in changed_names(since)]
+def made_texts(build: Path, folder: Path) -> bool:
+    """Whether the header that the emulator's programs generate could be made: the library's objects
+    are there."""
+    os.environ["TILEWISE_BUILD_DIR"] = str(build)
+    objects = library_objects()
+    if objects:
+        write_texts(folder, "g++", objects)
+    return bool(objects)
+
+
+def emulated_units(build: Path, folder: Path, everything: bool, since: str | None) -> list[Path]:
+    """Programs of emulator/ that compile device code that changed, the smallest for each file.
+    Those that include a generated header are left out where it cannot be made."""
+    programs = sorted(ROOT.glob("emulator/*.cxx"))
+    changed = programs if everything else [ROOT / name for name in changed_names(since)]
+    if not any(path.suffix in (".cuh", ".cxx") for path in changed):
+        return []
+    reached = {path: included(path, set()) for path in programs}
+    if not made_texts(build, folder):
+        line = '#include "expression_texts.h"'
+        asks = {
+            path for path, files in reached.items() if any(line in f.read_text() for f in files)
+        }
+        reached = {path: files for path, files in reached.items() if path not in asks}
+    units = sorted(reached, key=lambda path: len(reached[path]))
     # A program that changed stands for itself, a header for the first that includes it.
-    found = (next((unit for unit in units if file in reached[unit]), None) for file in changed)
+    found = (
+        file if file in units else next((unit for unit in units if file in reached[unit]), None)
+        for file in changed
+    )
     return list(dict.fromkeys(unit for unit in found if unit))
 
 
@@ -199,16 +211,6 @@ def write_own_commands(build: Path, folder: Path) -> None:
     commands = (build / "compile_commands.json").read_text(encoding="utf-8")
     own = re.sub(r" -Winvalid-pch -include \S+/cmake_pch\.hxx", "", commands)
     (folder / "compile_commands.json").write_text(own, encoding="utf-8")
-
-
-def made_texts(build: Path, folder: Path) -> bool:
-    """Whether the header that the emulator's programs generate could be made: the library's objects
-    are there."""
-    os.environ["TILEWISE_BUILD_DIR"] = str(build)
-    objects = library_objects()
-    if objects:
-        write_texts(folder, "g++", objects)
-    return bool(objects)
 
 
 def tidy_options(folder: Path, unit: Path) -> list[str]:
@@ -245,7 +247,7 @@ def clang_tidy(
         folder = Path(name)
         write_own_commands(build, folder)
         units = tidy_units(build, everything, since)
-        units += emulated_units(made_texts(build, folder), everything, since)
+        units += emulated_units(build, folder, everything, since)
         results = list(pool.map(check, units))
     missed = [unit for unit, result in zip(units, results, strict=True) if result is None]
     if missed:
