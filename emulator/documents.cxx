@@ -60,8 +60,8 @@ void check(const char* name, const std::vector<int>& ids, int stride, int most, 
 }
 
 std::vector<int> numbered(int rows, const std::function<int(int)>& id) {
-  std::vector<int> ids;
-  for (int i = 0; i < rows; ++i) ids.push_back(id(i));
+  std::vector<int> ids(static_cast<std::size_t>(rows));
+  for (int i = 0; i < rows; ++i) ids[static_cast<std::size_t>(i)] = id(i);
   return ids;
 }
 

@@ -275,6 +275,10 @@ const Slot* meet(const Slot& slot, Once once) {
 inline const Slot* meet(const Slot& slot) {
   return meet(slot, [] {});
 }
+/// The slots of the instruction whose `once` runs.
+inline Slot* met_slots() {
+  return current->block->warps[own_warp()].slots[(current->collectives - 1) % 2];
+}
 
 /// All lanes of a warp together. One that waits for registers lets the others of the block run.
 inline void Registers::change(unsigned to) {
