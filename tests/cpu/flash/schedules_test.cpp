@@ -113,5 +113,22 @@ TEST_F(Schedules, WorkersTakePairsWhole) {
   EXPECT_EQ(regions("b8 h1 s40 d16 f32 lengths=40,40,40,40,40,40,40,7 pass=fwd"), 2);
 }
 
+/// From delta to dQ, without a wait for other workers.
+TEST_F(Schedules, BackwardTakesPairsWhole) {
+  MaterializedCase inputs = made("b8 h2 s40 d32 f32");
+  Hardware machine = hardware();
+  machine.threads = 2;
+  Serial executor;
+  const Launch launch{.executor = &executor};
+  const auto plan_of = [&](const auto& tensors) {
+    return choose(make_problem(tensors, inputs.spec(), Purpose::run), machine, {}, kernel_table());
+  };
+  run(plan_of(inputs.forward()), inputs.forward(), inputs.spec(), launch);
+  const BackwardTensors& tensors = inputs.backward();
+  executor.regions = 0;
+  run(plan_of(tensors), tensors, inputs.spec(), launch);
+  EXPECT_EQ(executor.regions, 1);
+}
+
 }  // namespace
 }  // namespace tilewise::cpu
