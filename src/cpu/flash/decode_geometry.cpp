@@ -42,9 +42,11 @@ bool packs_in_place(const Problem& p) { return p.dtype == DType::float32 && !p.p
 std::int64_t reading_rows(const Problem& p, Isa isa) {
   // A register tile of AVX2 gains less.
   if (isa < Isa::avx512 || !packs_in_place(p)) return kReadingRows;
-  // Heads beside each other are read in memory's order, and packed one by one.
-  const std::int64_t more = interleaved(p, p.k) ? 4 : 0;
-  return std::min<std::int64_t>(kReadingRows, most_unpacked_rows(p) + more);
+  // Heads beside each other are read in memory's order, and packed one by one: slow where each of
+  // a head's keys has an address page of its own.
+  constexpr std::int64_t kPageElems = 4096 / sizeof(float);
+  const bool apart = interleaved(p, p.k) && std::abs(p.k.strides[2]) >= kPageElems;
+  return std::min<std::int64_t>(kReadingRows, most_unpacked_rows(p) + (apart ? 4 : 0));
 }
 
 /// Query rows of a head that tiles are full enough of, and keys that stay in cache when all of a
@@ -98,6 +100,17 @@ std::array<std::int64_t, 11> scratch_parts(const DecodeGeometry& g) {
 bool listed_by_head(const Problem& p) {
   return p.block_list.defined() ||
          (p.mask_function.defined() && expression::differs_by_head(p.mask_function));
+}
+
+/// False where most of a tile of products is empty, or its rows would be copied for few products.
+bool fills_products(const Problem& p) {
+  constexpr std::int64_t kFilled = 256, kFewPairs = 128, kRowsOfARun = 4;
+  const std::int64_t rows = p.group() * p.seq_q;
+  if (rows * p.head_dim < kFilled || rows * p.seq_k < kFewPairs) return false;
+  if (p.paged || interleaved(p, p.k)) return true;
+  // A head's keys in one run come fast without being asked for.
+  const bool whole = p.head_dim % kPairLanes == 0;
+  return whole ? rows >= kRowsOfARun : rows > kRowsOfARun;
 }
 
 }  // namespace
@@ -189,9 +202,7 @@ bool beats_tiles(const Problem& p) {
 
 bool reads_bf16(const Problem& p, Isa isa) {
   if (p.dtype != DType::bfloat16 || !beats_tiles(p) || p.dropout.p != 0.0) return false;
-  // Of one or two short rows, most of a tile of products is empty.
-  constexpr std::int64_t kFilled = 256;
-  if (isa >= Isa::amx && p.group() * p.seq_q * p.head_dim < kFilled) return false;
+  if (isa >= Isa::amx && !fills_products(p)) return false;
   // One row waits for memory, and a head's keys in one run come faster without being asked for.
   constexpr int kLongRow = 128;
   const bool alone = p.group() * p.seq_q == 1;

@@ -99,25 +99,51 @@ Backward::Backward(const Problem& p, const Micro& micro, const Context& context,
 void Backward::run() {
   const BackwardGeometry& g = geometry_;
   if (tile_.stores_bias_gradient()) clear_packed_bias_gradient(p_);
-  for_query_blocks([&](const RowBlock& block, int slot) {
-    prepare_rows(block);
-    if (tile_.stores_bias_gradient()) clear_bias_gradient(block);
-    const auto& [sequence, b, h, i0, rows] = block;
-    const KeyRange coarse = tile_.rows_to_refine(b, h, sequence, i0, rows);
-    if (!coarse.empty()) {
-      ScoreTileStep::Scratch scratch = tile_scratch(slot);
-      tile_.refine(b, h, sequence, coarse.begin, static_cast<int>(coarse.end - coarse.begin),
-                   scratch, known(b, h, sequence.q_begin + coarse.begin));
-    }
-    pack_rows(block);
-  });
-  run_key_blocks();
-  for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
+  if (g.splits == 1 && g.capture_parts == 0) {
+    run_pairs();
+  } else {
+    for_query_blocks([&](const RowBlock& block, int slot) { begin_rows(block, slot); });
+    run_key_blocks();
+    for_query_blocks([&](const RowBlock& block, int) { finish_rows(block); });
+  }
   if (p_.dsinks.defined()) sink_gradient();
   if (p_.dbias.defined() && !tile_.stores_bias_gradient()) {
     bias_gradient(p_, tile_, executor_, g.workers, known(0, 0, 0), scratch_);
   }
   clear_rows_past_the_end(p_);
+}
+
+/// What is known of rows before their keys.
+void Backward::begin_rows(const RowBlock& block, int slot) const {
+  prepare_rows(block);
+  if (tile_.stores_bias_gradient()) clear_bias_gradient(block);
+  const auto& [sequence, b, h, i0, rows] = block;
+  const KeyRange coarse = tile_.rows_to_refine(b, h, sequence, i0, rows);
+  if (!coarse.empty()) {
+    ScoreTileStep::Scratch scratch = tile_scratch(slot);
+    tile_.refine(b, h, sequence, coarse.begin, static_cast<int>(coarse.end - coarse.begin), scratch,
+                 known(b, h, sequence.q_begin + coarse.begin));
+  }
+  pack_rows(block);
+}
+
+/// Tasks of whole pairs: what a worker knows of rows and sums to dQ stays in its cache.
+void Backward::run_pairs() {
+  const BackwardGeometry& g = geometry_;
+  const auto run = is_even(p_) ? run_even_tasks : run_tasks;
+  run(executor_, g.workers, g.pairs, [&](std::int64_t pair, int slot) {
+    const auto for_rows = [&](const auto& body) {
+      const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
+      for (std::int64_t at = 0; at < p_.group() * blocks; ++at) {
+        const std::int64_t h = pair % p_.heads_k * p_.group() + at / blocks;
+        query_block(pair / p_.heads_k, h, at % blocks, body);
+      }
+    };
+    for_rows([&](const RowBlock& block) { begin_rows(block, slot); });
+    for (std::int64_t block = 0; block < g.keys.count(); ++block)
+      key_block_task(pair, block, 0, slot);
+    for_rows([&](const RowBlock& block) { finish_rows(block); });
+  });
 }
 
 /// Tasks of a pair and a split. With gradients of captured tensors a worker takes every n-th of
@@ -164,19 +190,26 @@ float* Backward::dq_rows(int split, std::int64_t b, std::int64_t h, std::int64_t
   return dq_ + split * geometry_.dq_elems + p_.query_row(b, h, row) * geometry_.ld_q;
 }
 
+/// body(block) for a head's block of query rows, if its sequence is as long.
+template <class Body>
+void Backward::query_block(std::int64_t b, std::int64_t h, std::int64_t index,
+                           const Body& body) const {
+  const Sequence sequence = p_.sequence(b);
+  const std::int64_t i0 = index * kTileRows;
+  if (i0 >= sequence.q_length) return;
+  const int rows = static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
+  body(RowBlock{sequence, b, h, i0, rows});
+}
+
 /// body(block, slot) for every block of query rows, in parallel.
 template <class Body>
 void Backward::for_query_blocks(const Body& body) const {
   const std::int64_t blocks = ceil_div(p_.seq_q, kTileRows);
   run_tasks(executor_, geometry_.workers, p_.batch * p_.heads_q * blocks,
             [&](std::int64_t task, int slot) {
-              const std::int64_t b = task / (p_.heads_q * blocks);
-              const Sequence sequence = p_.sequence(b);
-              const std::int64_t i0 = task % blocks * kTileRows;
-              if (i0 >= sequence.q_length) return;
-              const int rows =
-                  static_cast<int>(std::min<std::int64_t>(kTileRows, sequence.q_length - i0));
-              body({sequence, b, task / blocks % p_.heads_q, i0, rows}, slot);
+              const std::int64_t head = task / blocks;
+              query_block(head / p_.heads_q, head % p_.heads_q, task % blocks,
+                          [&](const RowBlock& block) { body(block, slot); });
             });
 }
 

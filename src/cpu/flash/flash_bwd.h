@@ -107,7 +107,10 @@ class Backward {
 
  private:
   template <class Body>
+  void query_block(std::int64_t b, std::int64_t h, std::int64_t index, const Body& body) const;
+  template <class Body>
   void for_query_blocks(const Body& body) const;
+  void begin_rows(const RowBlock& block, int slot) const;
   void prepare_rows(const RowBlock& block) const;
   bool sees_nothing(std::int64_t b, std::int64_t h, std::int64_t row, bool finite) const;
   void key_block_task(std::int64_t pair, std::int64_t block, int split, int slot) const;
@@ -120,6 +123,7 @@ class Backward {
     return capture_sums_ + part * tile_.capture_gradients().elems();
   }
   void run_key_blocks();
+  void run_pairs();
 
   Executor& executor_;
   double* capture_sums_;

@@ -91,8 +91,13 @@ TEST_F(GroupedRows, TilesReadKeys) {
   }
   EXPECT_GT(plan("b1 h128/1 q1 k900 d64 bf16 pass=fwd").block_n, cpu::kMostListedKeys);
   const bool fast = cpu::bf16_product_rate_avx512bf16() > 1.5;
-  EXPECT_EQ(plan("b1 h4 q1 k96 d64 bf16 paged=16 lengths=96 pass=fwd").kernel,
-            fast ? "flash_fwd_avx512bf16" : "flash_fwd_avx512");
+  // Few rows, few keys; two rows of heads that lie apart, four whose ends would be copied.
+  for (const char* text :
+       {"b1 h4 q1 k96 d64 bf16 paged=16 lengths=96 pass=fwd", "b1 h2 s5 d64 bf16 pass=fwd",
+        "b1 h16/8 q1 k900 d128 bf16 pass=fwd", "b1 h8/2 q1 k900 d80 bf16 pass=fwd"}) {
+    EXPECT_EQ(plan(text).kernel, fast ? "flash_fwd_avx512bf16" : "flash_fwd_avx512") << text;
+  }
+  EXPECT_EQ(plan("b1 h16/8 q1 k900 d128 bf16 layout=bshd pass=fwd").kernel, "flash_fwd_amx");
 }
 
 /// Where a sanitizer's checks were measured instead of the instructions, the rate was up to 2.

@@ -57,7 +57,9 @@ TEST_F(Schedules, KeysOfSeveralRowsArePacked) {
   EXPECT_TRUE(packs("b1 h8/2 q3 k900 d64 f32 pass=fwd", Isa::avx512));
   EXPECT_FALSE(packs("b1 h8/2 q2 k900 d64 f32 pass=fwd", Isa::avx512));
   EXPECT_FALSE(packs("b1 h8/2 q3 k900 d64 f32 pass=fwd", Isa::avx2));
-  EXPECT_FALSE(packs("b1 h8/2 q3 k900 d64 f32 layout=bshd pass=fwd", Isa::avx512));
+  EXPECT_TRUE(packs("b1 h8/2 q3 k900 d64 f32 layout=bshd pass=fwd", Isa::avx512));
+  // Keys of a head that lie address pages apart.
+  EXPECT_FALSE(packs("b1 h64/16 q3 k90 d64 f32 layout=bshd pass=fwd", Isa::avx512));
   EXPECT_FALSE(packs("b1 h8/2 q3 k900 d64 f16 pass=fwd", Isa::avx512));
 }
 
@@ -109,6 +111,23 @@ TEST_F(Schedules, WorkersTakePairsWhole) {
   EXPECT_EQ(regions("b1 h7 s40 d16 f32 pass=fwd"), 3);  // both pack and attend to the last pair
   EXPECT_EQ(regions("b1 h3 s40 d16 f32 pass=fwd"), 2);
   EXPECT_EQ(regions("b8 h1 s40 d16 f32 lengths=40,40,40,40,40,40,40,7 pass=fwd"), 2);
+}
+
+/// From delta to dQ, without a wait for other workers.
+TEST_F(Schedules, BackwardTakesPairsWhole) {
+  MaterializedCase inputs = made("b8 h2 s40 d32 f32");
+  Hardware machine = hardware();
+  machine.threads = 2;
+  Serial executor;
+  const Launch launch{.executor = &executor};
+  const auto plan_of = [&](const auto& tensors) {
+    return choose(make_problem(tensors, inputs.spec(), Purpose::run), machine, {}, kernel_table());
+  };
+  run(plan_of(inputs.forward()), inputs.forward(), inputs.spec(), launch);
+  const BackwardTensors& tensors = inputs.backward();
+  executor.regions = 0;
+  run(plan_of(tensors), tensors, inputs.spec(), launch);
+  EXPECT_EQ(executor.regions, 1);
 }
 
 }  // namespace
