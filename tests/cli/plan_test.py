@@ -305,7 +305,7 @@ class Plan(CliTest):
                 self.assertLessEqual(row["bound_ms"], row["predicted_ms"], row)
 
     def test_no_measurement_is_under_its_bound(self) -> None:
-        """All committed results of our kernels, GPU and CPU; a sanitizer's build takes a quarter."""
+        """All committed results of our kernels, GPU and CPU; a sanitizer's build takes few."""
         seen = 0
         paths = sorted((SOURCE / "bench" / "results").rglob("*.json"))
         for path in paths[::4] if SANITIZED else paths:
