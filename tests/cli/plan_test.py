@@ -305,9 +305,10 @@ class Plan(CliTest):
                 self.assertLessEqual(row["bound_ms"], row["predicted_ms"], row)
 
     def test_no_measurement_is_under_its_bound(self) -> None:
-        """All committed results of our kernels, GPU and CPU."""
+        """All committed results of our kernels, GPU and CPU; a sanitizer's build takes few."""
         seen = 0
-        for path in sorted((SOURCE / "bench" / "results").rglob("*.json")):
+        paths = sorted((SOURCE / "bench" / "results").rglob("*.json"))
+        for path in paths[::4] if SANITIZED else paths:
             done = run("plan", "--against", path, "--format", "json")
             if done.returncode != 0:
                 unknown = "expected a row that a Tilewise kernel measured|is not a machine of"
@@ -319,7 +320,7 @@ class Plan(CliTest):
                 self.assertLessEqual(
                     row["bound_ms"], 1.0001 * row["predicted_ms"], (path.name, row)
                 )
-        self.assertGreater(seen, 1000)
+        self.assertGreater(seen, 100 if SANITIZED else 1000)
 
     def test_out_of_memory_says_what_would_fit(self) -> None:
         """16384 of eager needs 24.1 GiB: flash fits, bf16 does, half the batch does."""
