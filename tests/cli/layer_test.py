@@ -171,7 +171,10 @@ class BadInput(CliTest):
             (("bench", "--heads", "3"), "--heads 3"),
             (("bench", "--compute", "f16"), "config.compute is float16"),
             (("train", "--task", "sort"), "--task 'sort'"),
-            (("train", "--seq", f"{2**63 - 1}"), "--seq 9223372036854775807: expected at most 2^56"),
+            (
+                ("train", "--seq", f"{2**63 - 1}"),
+                "--seq 9223372036854775807: expected at most 2^56",
+            ),
             (("bench", "--seq", f"{2**62}"), "--seq 4611686018427387904: expected at most 2^56"),
             (("train", "--block", "48"), "config.block_size is 48"),
             (("run", "absent.safetensors", "x.npy"), "absent.safetensors"),

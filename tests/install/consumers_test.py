@@ -94,7 +94,7 @@ class InstalledTree(unittest.TestCase):
         places.append(f"-DCMAKE_INSTALL_PREFIX={self.folder}/elsewhere")
         run("cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *places)
         rules = (build / "tilewise/cmake_install.cmake").read_text()
-        self.assertIn("/share/doc/tilewise\"", rules)
+        self.assertIn('/share/doc/tilewise"', rules)
         self.assertNotIn("doc/whole", rules)
         (lib / "pkgconfig").mkdir(parents=True)
         shutil.copy(build / "tilewise/tilewise.pc", lib / "pkgconfig")
