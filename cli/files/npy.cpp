@@ -77,6 +77,7 @@ class HeaderParser {
       const std::string_view key = string();
       expect(':');
       if (key == "descr" && !std::exchange(descr, true)) {
+        if (accept('[')) throw FileError(file_, "has elements of several fields: expected numbers");
         header.dtype = parse_descr(file_, string(), two_bytes_);
       } else if (key == "fortran_order" && !std::exchange(order, true)) {
         header.fortran_order = boolean();

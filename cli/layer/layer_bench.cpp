@@ -9,6 +9,7 @@
 #include "cli/bench/bench_report.h"
 #include "cli/layer/commands.h"
 #include "cli/layer/model_file.h"
+#include "cli/layer/tasks.h"
 #include "cli/run/memory_block.h"
 #include "cli/shell/args.h"
 #include "cli/shell/common_flags.h"
@@ -263,6 +264,7 @@ int bench_layers(const BenchFlags& flags, const CLI::App& app) {
   std::vector<Cell> cells;
   for (const std::int64_t tokens :
        parse_axis("--seq", flags.seq.empty() ? preset.seq : flags.seq, 1)) {
+    check_tokens(batch, tokens);
     for (const asam::LayerKind kind : kinds) {
       for (const std::string& compute : computes) {
         cells.push_back({kind, batch, tokens, pass == "train", compute});

@@ -158,6 +158,7 @@ int train(const TrainFlags& flags) {
   const Format format = output_format(flags.format, flags.output);
   check_output(flags.output);
   check_output(flags.weights);
+  check_tokens(flags.batch, flags.tokens);
   std::vector<asam::LayerKind> kinds;
   for (const std::string& name : split_list("--layer", flags.kinds)) {
     kinds.push_back(asam::parse_kind(name));

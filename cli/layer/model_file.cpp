@@ -70,6 +70,8 @@ const std::vector<Word>& words() {
        [](const Config& c) { return std::string(asam::kind_name(c.kind)); }},
       {"readout", nullptr,
        [](Config& c, const std::string& text) {
+         if (text != "last" && text != "mean")
+           throw BadInput(fmt::format("readout '{}': expected mean or last", text));
          c.readout = text == "last" ? asam::Readout::last : asam::Readout::mean;
        },
        [](const Config& c) {
@@ -91,9 +93,8 @@ const Array* of_layer(const Safetensors& content, const std::string& name) {
   return content.find(is_one_layer(content) ? name : std::string(kFirstLayer) + name);
 }
 
-std::int64_t size(const std::string& path, const Safetensors& content, const std::string& name,
-                  std::size_t axis) {
-  const Array* array = of_layer(content, name);
+std::int64_t size_of(const std::string& path, const Array* array, const std::string& name,
+                     std::size_t axis) {
   if (array == nullptr || array->shape.size() <= axis) {
     throw BadInput(fmt::format(
         "{}: expected the weights of a layer: {} is missing or has too few axes", path, name));
@@ -101,13 +102,50 @@ std::int64_t size(const std::string& path, const Safetensors& content, const std
   return array->shape[axis];
 }
 
+std::int64_t size(const std::string& path, const Safetensors& content, const std::string& name,
+                  std::size_t axis) {
+  return size_of(path, of_layer(content, name), name, axis);
+}
+
+/// A tensor beside the layers; 0 where there is none.
+std::int64_t rows(const std::string& path, const Safetensors& content, const std::string& name) {
+  const Array* array = content.find(name);
+  return array != nullptr ? size_of(path, array, name, 0) : 0;
+}
+
+/// Layers without a gap in their numbers: what follows a gap is no parameter of the model.
 int layer_count(const Safetensors& content) {
+  const auto has = [&](int layer) {
+    const std::string prefix = fmt::format("{}{}.", kLayers, layer);
+    return std::ranges::any_of(content.tensors, [&](const files::NamedArray& tensor) {
+      return tensor.name.starts_with(prefix);
+    });
+  };
   int count = 1;
-  for (const files::NamedArray& tensor : content.tensors) {
-    if (!tensor.name.starts_with(kLayers)) continue;
-    count = std::max(count, std::atoi(tensor.name.c_str() + kLayers.size()) + 1);
-  }
+  while (has(count)) ++count;
   return count;
+}
+
+/// The heads that the weights or the metadata state, or --heads.
+void read_heads(const std::string& path, const Safetensors& content, const CLI::App& app,
+                Config& c) {
+  const bool by_flag = app.count("--heads") > 0;
+  if (of_layer(content, "adaptive_attn.gate.sparse_threshold") != nullptr) {
+    const std::int64_t heads = size(path, content, "adaptive_attn.gate.sparse_threshold", 0);
+    if (by_flag && c.heads != heads)
+      throw BadInput(fmt::format("--heads {}: {} has {} heads", c.heads, path, heads));
+    c.heads = heads;
+  } else if (!by_flag && !content.metadata.contains("heads")) {
+    throw BadInput(
+        fmt::format("{}: the file does not state the number of heads: expected --heads N", path));
+  }
+  const bool joint = of_layer(content, "qkv.weight") != nullptr;
+  const std::int64_t inner = size(path, content, joint ? "qkv.weight" : "to_qkv.weight", 0) / 3;
+  if (c.heads < 1 || inner % c.heads != 0) {
+    throw BadInput(fmt::format("{} {}: it must divide the {} features of q in {}",
+                               by_flag ? "--heads" : "heads", c.heads, inner, path));
+  }
+  c.head_dim = inner / c.heads;
 }
 
 /// The published pattern's parameters name the pattern and the tokens: "hierarchical_128".
@@ -189,8 +227,8 @@ Config model_config(const std::string& path, const Safetensors& content, const M
   c.dim = size(path, content, "norm.weight", 0);
   c.layers = layer_count(content);
   c.final_norm = !is_one_layer(content) && content.find("norm.weight") != nullptr;
-  if (const Array* table = content.find("embedding.weight")) c.vocabulary = table->shape[0];
-  if (const Array* head = content.find("head.weight")) c.classes = head->shape[0];
+  c.vocabulary = rows(path, content, "embedding.weight");
+  c.classes = rows(path, content, "head.weight");
   c.dtype = of_layer(content, "norm.weight")->dtype;
   if (of_layer(content, "qkv.weight") != nullptr) {
     const bool windowed = c.kind == LayerKind::efficient || flags.efficient;
@@ -204,21 +242,9 @@ Config model_config(const std::string& path, const Safetensors& content, const M
     c.adaptive_gate = of_layer(content, "adaptive_attn.to_qkv.weight") != nullptr;
     read_pattern(content, c);
   }
-  if (of_layer(content, "adaptive_attn.gate.sparse_threshold") != nullptr) {
-    c.heads = size(path, content, "adaptive_attn.gate.sparse_threshold", 0);
-  } else if (app.count("--heads") == 0 && !content.metadata.contains("heads")) {
-    throw BadInput(
-        fmt::format("{}: the file does not state the number of heads: expected --heads N", path));
-  }
-  const std::int64_t inner =
-      size(path, content,
-           of_layer(content, "qkv.weight") != nullptr ? "qkv.weight" : "to_qkv.weight", 0) /
-      3;
-  if (inner % c.heads != 0) {
-    throw BadInput(
-        fmt::format("--heads {}: it must divide the {} features of q in {}", c.heads, inner, path));
-  }
-  c.head_dim = inner / c.heads;
+  if (flags.efficient && c.kind != LayerKind::efficient)
+    throw BadInput(fmt::format("--efficient: {} has no flash layers", path));
+  read_heads(path, content, app, c);
   return c;
 }
 

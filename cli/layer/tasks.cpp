@@ -1,9 +1,13 @@
 #include "cli/layer/tasks.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
 #include "cli/shell/args.h"
+#include "cli/shell/failure.h"
+#include "tilewise/tensor.h"
 
 namespace tilewise::cli {
 namespace {
@@ -107,6 +111,12 @@ const Task& find_task(const std::string& name) {
   check_one_of("--task", name, {"needle", "listops"});
   return *std::find_if(std::begin(all), std::end(all),
                        [&](const Task& task) { return task.name == name; });
+}
+
+void check_tokens(std::int64_t batch, std::int64_t tokens) {
+  if (tokens <= Tensor::kMaxElems / batch) return;
+  throw BadInput(
+      fmt::format("--batch {} of --seq {}: expected at most 2^56 tokens", batch, tokens));
 }
 
 }  // namespace tilewise::cli

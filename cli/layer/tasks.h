@@ -26,4 +26,7 @@ struct Task {
 /// Throws BadInput for other names.
 const Task& find_task(const std::string& name);
 
+/// Throws BadInput for more tokens than a tensor may have.
+void check_tokens(std::int64_t batch, std::int64_t tokens);
+
 }  // namespace tilewise::cli

@@ -74,7 +74,7 @@ std::vector<Cell> problems(const Grid& grid) {
 
 /// What was known before, and what is new. Returns the path; empty when there is no folder.
 std::string keep(const Hardware& machine, const std::vector<TunedPass>& passes) {
-  const std::string path = tuning_path(machine);
+  std::string path = tuning_path(machine);
   if (path.empty()) return path;
   Tuning tuning = Tuning::read(path, identity_at_hand(machine));
   if (!tuning.ignored().empty()) {

@@ -1,6 +1,7 @@
 /// The names of kinds and patterns, and what a Config may say.
 #include <array>
 #include <bit>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -53,6 +54,13 @@ void require_positive(const char* name, std::int64_t value) {
   require(value >= 1, name, std::to_string(value), "it must be >= 1");
 }
 
+/// Products of two sizes count bytes in 64 bits.
+void require_size(const char* name, std::int64_t value) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  require_positive(name, value);
+  require(value <= kMost, name, std::to_string(value), "it must be at most 2^24");
+}
+
 void require_share(const char* name, double value) {
   require(value >= 0.0 && value < 1.0, name, std::to_string(value), "it must be in [0, 1)");
 }
@@ -78,16 +86,22 @@ LayerKind parse_kind(std::string_view text) { return parse(kKinds, "the kind of 
 Pattern parse_pattern(std::string_view text) { return parse(kPatterns, "the pattern", text); }
 
 void check_config(const Config& c) {
-  require_positive("dim", c.dim);
-  require_positive("heads", c.heads);
-  require_positive("head_dim", c.head_dim);
+  require_size("dim", c.dim);
+  require_size("heads", c.heads);
+  require_size("head_dim", c.head_dim);
+  require_size("heads * head_dim", c.heads * c.head_dim);
   require_positive("window_size", c.window_size);
   require_positive("stride", c.stride);
-  require_positive("clusters", c.clusters);
+  require_size("clusters", c.clusters);
   require_positive("layers", c.layers);
   require(c.gate_hidden >= 2, "gate_hidden", std::to_string(c.gate_hidden), "it must be >= 2");
-  require(c.vocabulary >= 0, "vocabulary", std::to_string(c.vocabulary), "it must be >= 0");
-  require(c.classes >= 0, "classes", std::to_string(c.classes), "it must be >= 0");
+  require_size("gate_hidden", c.gate_hidden);
+  for (const auto& [name, count] :
+       {std::pair{"vocabulary", c.vocabulary}, {"classes", c.classes}}) {
+    require(count >= 0, name, std::to_string(count), "it must be >= 0");
+    require(count <= std::numeric_limits<std::int32_t>::max(), name, std::to_string(count),
+            "tokens and labels are int32");
+  }
   require_share("dropout", c.dropout);
   require_share("gate_dropout", c.gate_dropout);
   const bool divides = c.kind == LayerKind::flash || c.kind == LayerKind::efficient;

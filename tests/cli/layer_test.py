@@ -1,6 +1,7 @@
 """tilewise layer: what it measures, trains and refuses."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,7 +10,19 @@ import time
 import unittest
 from pathlib import Path
 
-from cli_testing import BAD_INPUT, CLI, DONE, INTERRUPTED, SOURCE, CliTest, run, write_npy
+from cli_testing import (
+    BAD_INPUT,
+    CLI,
+    DONE,
+    INTERRUPTED,
+    SOURCE,
+    CliTest,
+    Tensors,
+    read_safetensors,
+    run,
+    write_npy,
+    write_safetensors,
+)
 
 SMALL = ("--dim", "16", "--heads", "2", "--layers", "1", "--block", "16")
 
@@ -113,6 +126,44 @@ class Train(CliTest):
 
 
 class BadInput(CliTest):
+    def damaged(self, weights: Path, name: str, shape: tuple[int, ...]) -> Tensors:
+        """The weights with one more tensor, or another of that name."""
+        values = [0.0] * math.prod(shape)
+        return {**read_safetensors(weights), name: ("F32", shape, values)}
+
+    def test_weights_that_are_no_model_are_named(self) -> None:
+        train = ("layer", "train", *SMALL, "--seq", "16", "--batch", "1", "--steps", "1")
+        threshold = "layers.0.adaptive_attn.gate.sparse_threshold"
+        metadata = {"heads": "2", "readout": "last"}
+        with tempfile.TemporaryDirectory() as folder:
+            models = {kind: Path(folder) / f"{kind}.safetensors" for kind in ("flash", "adaptive")}
+            for kind, path in models.items():
+                self.assertEqual(run(*train, "--layer", kind, "--weights", path).returncode, DONE)
+            x, bad = Path(folder) / "x.npy", Path(folder) / "bad.safetensors"
+            write_npy(x, (1, 16), list(range(16)), "<i4")
+            flash = read_safetensors(models["flash"])
+            for tensors, said, words, message in (
+                (flash, {"heads": "0"}, (), "heads 0: it must divide the 16 features"),
+                (flash, {"readout": "most"}, (), "readout 'most': expected mean or last"),
+                (self.damaged(models["flash"], "layers.999999999.x", (1,)), {}, (), "layers.9999"),
+                (self.damaged(models["flash"], "embedding.weight", ()), {}, (), "embedding.weight"),
+                (self.damaged(models["flash"], "head.weight", ()), {}, (), "head.weight"),
+                (self.damaged(models["adaptive"], threshold, (0,)), {}, (), "heads 0: it must"),
+                (flash, {}, ("--heads", "3"), "--heads 3: it must divide the 16 features"),
+            ):
+                write_safetensors(bad, tensors, {**metadata, **said})
+                done = run("layer", "run", bad, x, *words)
+                self.assertEqual(done.returncode, BAD_INPUT, message)
+                self.assertIn(message, done.stderr)
+            for words, message in (
+                (("--heads", "4"), "has 2 heads"),
+                (("--efficient",), "has no flash layers"),
+            ):
+                done = run("layer", "run", models["adaptive"], x, *words)
+                self.assertEqual(done.returncode, BAD_INPUT, words)
+                self.assertIn(words[0], done.stderr)
+                self.assertIn(message, done.stderr)
+
     def test_messages_name_the_argument(self) -> None:
         for arguments, message in (
             (("bench", "--layer", "fast"), "'fast': expected one of original, flash, adaptive"),
@@ -120,6 +171,11 @@ class BadInput(CliTest):
             (("bench", "--heads", "3"), "--heads 3"),
             (("bench", "--compute", "f16"), "config.compute is float16"),
             (("train", "--task", "sort"), "--task 'sort'"),
+            (
+                ("train", "--seq", f"{2**63 - 1}"),
+                "--seq 9223372036854775807: expected at most 2^56",
+            ),
+            (("bench", "--seq", f"{2**62}"), "--seq 4611686018427387904: expected at most 2^56"),
             (("train", "--block", "48"), "config.block_size is 48"),
             (("run", "absent.safetensors", "x.npy"), "absent.safetensors"),
         ):

@@ -81,6 +81,30 @@ class InstalledTree(unittest.TestCase):
         shown = run(str(binary), LD_LIBRARY_PATH=str(self.lib))
         self.assertEqual(shown.split(), ["tilewise", self.version(), "1.5"])
 
+    def test_a_subproject_keeps_to_its_own_folders(self) -> None:
+        """Within another project, installed where that project says, also outside its prefix."""
+        source, build = self.folder / "whole", self.folder / "build"
+        source.mkdir()
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(whole LANGUAGES CXX)\n"
+            f"add_subdirectory({HERE.parent.parent} tilewise)\n"
+        )
+        lib = self.folder / "elsewhere/lib64"
+        places = [f"-DCMAKE_INSTALL_LIBDIR={lib}", "-DCMAKE_INSTALL_DOCDIR=share/doc/whole"]
+        places.append(f"-DCMAKE_INSTALL_PREFIX={self.folder}/elsewhere")
+        run("cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *places)
+        rules = (build / "tilewise/cmake_install.cmake").read_text()
+        self.assertIn('/share/doc/tilewise"', rules)
+        self.assertNotIn("doc/whole", rules)
+        (lib / "pkgconfig").mkdir(parents=True)
+        shutil.copy(build / "tilewise/tilewise.pc", lib / "pkgconfig")
+        for flag, folder in (("-L", lib), ("-I", lib.parent / "include")):
+            (said,) = run(
+                *("pkg-config", "--cflags" if flag == "-I" else "--libs-only-L", "tilewise"),
+                PKG_CONFIG_PATH=str(lib / "pkgconfig"),
+            ).split()
+            self.assertEqual(Path(said.removeprefix(flag)).resolve(), folder)
+
     def test_examples(self) -> None:
         """The examples' one line builds them, and what they print about themselves is right."""
         path = str(self.lib / "pkgconfig")

@@ -298,6 +298,12 @@ TEST(Model, BadInputNamesTheArgument) {
   c = small(LayerKind::flash, Pattern::local);
   c.causal = true;
   fails(c, "config.causal");
+  c = small(LayerKind::adaptive, Pattern::local);
+  c.heads = c.head_dim = std::int64_t{1} << 20;  // their products with dim fit no 64 bits
+  fails(c, "config.heads * head_dim is 1099511627776: it must be at most 2^24");
+  c = small(LayerKind::adaptive, Pattern::local);
+  c.vocabulary = std::int64_t{1} << 31;
+  fails(c, "config.vocabulary is 2147483648: tokens and labels are int32");
 
   Trial<float> trial(small(LayerKind::flash, Pattern::local));
   std::vector<float> few(8);
