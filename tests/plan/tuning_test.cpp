@@ -19,7 +19,8 @@ Preparation three_forms(const KernelRow&, const Problem& p, const Hardware&) {
   cost.block_m = form_of(p, {64, 8}, {{32, 8}, {16, 8}}).block_m;
   cost.block_n = 8;
   cost.ms = 1.0 / cost.block_m;
-  return Prepared{std::move(cost), remember(cost.block_m)};
+  const int rows = cost.block_m;
+  return Prepared{std::move(cost), remember(rows)};
 }
 Preparation one_form(const KernelRow&, const Problem&, const Hardware&) {
   Cost cost;

@@ -400,6 +400,7 @@ TEST_F(WithNvrtc, OfManyWhoMissAKernelOneCompilesIt) {
   const DiskCache cache(folder.path());
   std::atomic<int> compiled{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int n = 0; n < 4; ++n) {
     threads.emplace_back([&] {
       bool cached = true;
