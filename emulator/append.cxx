@@ -49,7 +49,7 @@ struct Call {
   explicit Call(const Case& given) : c(given), batch(static_cast<int>(c.lengths.size())) {
     for (const int n : c.rows) offsets.push_back(total += n);
     pages = c.paged ? batch * c.columns + 2 : batch + 1;
-    table.assign(static_cast<std::size_t>(batch * c.columns), 1 << 30);
+    table.assign(static_cast<std::size_t>(batch) * c.columns, 1 << 30);
     int next = pages - 1;
     for (int b = 0; b < batch; ++b) {
       const int needed = (c.lengths[b] + c.rows[b] + c.page_size - 1) / c.page_size;
@@ -67,11 +67,12 @@ struct Call {
     k = drawn(size * kHeads * c.dim * c.step), v = drawn(size * kHeads * c.dim_v);
     q = drawn(size * kHeadsQ * c.dim);
     rotated.assign(q.size(), kOld);
-    const auto slots = static_cast<std::size_t>(pages * c.page_size);
+    const auto slots = static_cast<std::size_t>(pages) * c.page_size;
     k_cache.assign(slots * kHeads * c.dim, kOld), v_cache.assign(slots * kHeads * c.dim_v, kOld);
     const int half = c.rotary_dim / 2;
     for (int n = 0; n < c.positions * half; ++n) {
-      const auto angle = static_cast<float>(n / half) * (1.0F + static_cast<float>(n % half));
+      const int position = n / half, pair = n % half;
+      const float angle = static_cast<float>(position) * (1.0F + static_cast<float>(pair));
       cos16.push_back(narrow(std::cos(angle))), sin16.push_back(narrow(std::sin(angle)));
       cos.push_back(c.float_tables ? std::cos(angle) : widened(cos16.back()));
       sin.push_back(c.float_tables ? std::sin(angle) : widened(sin16.back()));

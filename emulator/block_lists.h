@@ -154,11 +154,13 @@ struct MadeLists {
                                          [&](const auto& args) { from_mask(config, args); });
         break;
       case Work::transpose:
-        each_block<tile_lists::TransposeArgs>(
-            step, tile_lists::kTransposeThreads, [&](const auto& args) {
-              if (config.tells_placed) return tile_lists::transpose<{.tells_placed = true}>(args);
-              tile_lists::transpose<Config{}>(args);
-            });
+        each_block<tile_lists::TransposeArgs>(step, tile_lists::kTransposeThreads,
+                                              [&](const auto& args) {
+                                                constexpr Config kTells{.tells_placed = true};
+                                                if (config.tells_placed)
+                                                  return tile_lists::transpose<kTells>(args);
+                                                tile_lists::transpose<Config{}>(args);
+                                              });
         break;
       case Work::order:
         each_block<tile_lists::OrderArgs>(

@@ -4,6 +4,8 @@
 #include "bwd_sm90_check.h"
 #include "bwd_sm90_drawn.h"
 #include "cuda/kernels/bwd_short_sm90/kernel.cuh"
+//
+#include "bwd_sm90_lines.h"
 
 namespace tilewise::bwd_short_sm90 {
 alignas(1024) unsigned char memory[256 * 1024];
@@ -82,6 +84,11 @@ template <Short kShort>
 void check_short(const char* name, const Shape& shape, double bound) {
   ShortCheck<kShort>(shape).run_short(name, bound);
 }
+template <Short kShort>
+void check_short(const char* line, double bound) {
+  const WrittenShape written(line, kShort.element);
+  check_short<kShort>(written.name(), written.shape(), bound);
+}
 
 constexpr Short kShort64 = bwd_short_sm90::with_stages({.head_dim = 64, .head_dim_v = 64});
 constexpr Short kShort128 = bwd_short_sm90::with_stages({});
@@ -124,23 +131,22 @@ constexpr double kBf16 = 1.2e-2, kFp16 = 1.5e-3;
 constexpr double kExact = 4e-3;  // half a bf16 step of the result
 
 void check_packed() {
-  const std::vector<int> queries = {70, 1, 0, 129, 200, 0}, keys = {33, 90, 5, 129, 300, 40};
-  const auto of = [&](Shape shape, int dim) {
-    shape.queries = queries, shape.keys = keys;
-    shape.dim = shape.dim_v = dim;
-    return shape;
-  };
-  check_short<packed(kShort64)>("packed, dim 64, 2 blocks",
-                                of({.heads_q = 4, .heads_k = 2, .tail = 25, .blocks = 2}, 64),
-                                kBf16);
+  check_short<packed(kShort64)>(
+      "packed, dim 64, 2 blocks: h4/2 packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=25,25 d64 "
+      "bf16 grid=2",
+      kBf16);
   check_short<packed(with_mask(kHalves128, Mask::right))>(
-      "packed, dim 128, causal, rows that see nothing",
-      of({.high = 1, .d_lse = true, .tail = 130, .blocks = 3}, 128), kBf16);
+      "packed, dim 128, causal, rows that see nothing: h2/1 "
+      "packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=130,130 d128 bf16 causal dlse grid=3",
+      kBf16);
   check_short<packed(with_mask(kShort64, Mask::both))>(
-      "packed, dim 64, window, top left",
-      of({.heads_q = 1, .low = -60, .high = kFar, .tail = 3, .top = 1}, 64), kBf16);
+      "packed, dim 64, window, top left: h1 packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=3,3 "
+      "d64 bf16 causal_top_left window=60,none",
+      kBf16);
   check_short<packed(refined(with_mask(kShort64, Mask::right)))>(
-      "packed, dim 40, causal, refined", of({.high = 1, .tail = 1}, 40), kExact);
+      "packed, dim 40, causal, refined: h2/1 packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=1,1 "
+      "d40 bf16 causal",
+      kExact);
 }
 
 template <Short kShort>
@@ -155,42 +161,23 @@ void check_drawn(const char* name, double bound) {
 }  // namespace
 
 int main() {
-  check_short<kShort64>("dim 64", {.batch = 2, .heads_q = 4, .heads_k = 2, .blocks = 2}, kBf16);
-  check_short<with_mask(kShort128, Mask::right)>(
-      "dim 128, causal", {.seq_q = 300, .seq_k = 300, .dim = 128, .dim_v = 128, .high = 1}, kBf16);
-  check_short<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut, 3 blocks",
-                                                     {.heads_q = 4,
-                                                      .heads_k = 2,
-                                                      .seq_q = 200,
-                                                      .seq_k = 330,
-                                                      .high = 131,
-                                                      .d_lse = true,
-                                                      .blocks = 3},
-                                                     kBf16);
+  check_short<kShort64>("dim 64: b2 h4/2 q150 k200 d64 bf16 grid=2", kBf16);
+  check_short<with_mask(kShort128, Mask::right)>("dim 128, causal: b1 h2/1 s300 d128 bf16 causal",
+                                                 kBf16);
+  check_short<cut(with_mask(kShort64, Mask::right))>(
+      "dim 64, causal, cut, 3 blocks: b1 h4/2 q200 k330 d64 bf16 causal dlse grid=3", kBf16);
   check_short<helped(cut(of_half(kShort128)))>(
-      "dims 96, 128, fp16, cut, helped",
-      {.seq_q = 70, .seq_k = 130, .dim = 96, .dim_v = 128, .blocks = 2}, kFp16);
+      "dims 96, 128, fp16, cut, helped: b1 h2/1 q70 k130 d96 dv128 f16 grid=2", kFp16);
   check_short<shares(refined(with_mask(kHalves128, Mask::right)))>(
-      "dim 128, causal, refined, heads of a group share, 3 blocks",
-      {.heads_q = 6,
-       .heads_k = 2,
-       .seq_q = 70,
-       .seq_k = 200,
-       .dim = 128,
-       .dim_v = 128,
-       .high = 131,
-       .d_lse = true,
-       .blocks = 3},
+      "dim 128, causal, refined, heads of a group share, 3 blocks: b1 h6/2 q70 k200 d128 bf16 "
+      "causal dlse grid=3",
       kExact);
   check_short<helped(shares(kShort64))>(
-      "dim 64, heads of a group share",
-      {.batch = 2, .heads_q = 4, .heads_k = 2, .seq_q = 150, .seq_k = 40, .blocks = 8}, kBf16);
-  check_short<helped(cut(two_plane(kShort64)))>("dim 64, exact, cut, helped", {.blocks = 4},
-                                                kExact);
+      "dim 64, heads of a group share: b2 h4/2 q150 k40 d64 bf16 grid=8", kBf16);
+  check_short<helped(cut(two_plane(kShort64)))>(
+      "dim 64, exact, cut, helped: b1 h2/1 q150 k200 d64 bf16 grid=4", kExact);
   check_short<refined(with_mask(kHalves128, Mask::both))>(
-      "dim 128, window, refined",
-      {.seq_q = 150, .seq_k = 150, .dim = 128, .dim_v = 128, .low = -50, .high = 21, .d_lse = true},
-      kExact);
+      "dim 128, window, refined: b1 h2/1 s150 d128 bf16 window=50,20 dlse", kExact);
   check_packed();
   check_drawn<cut(with_mask(kShort64, Mask::right))>("dim 64, causal, cut", kBf16);
   check_drawn<with_mask(kShort128, Mask::right)>("dim 128, causal", kBf16);

@@ -7,6 +7,7 @@
 #include "cuda/tile/expression_ranges.cuh"
 #include "expression_texts.h"
 //
+#include "bwd_sm90_lines.h"
 #include "interpreted.h"
 #include "mask_maps.h"
 
@@ -92,7 +93,9 @@ std::vector<float> make_strip(const Shape& s, tile::Captures& captures) {
 }
 
 template <Config kConfig, int kSample>
-void check_sample(const char* name, Shape shape, double bound) {
+void check_sample(const char* line, double bound) {
+  const WrittenShape written(line, kConfig.element);
+  Shape shape = written.shape();
   const samples::Interpreted interpreted(samples::kSamples[kSample]);
   Formula formula;
   formula.captures = cuda::captures_of(interpreted.problem);
@@ -108,7 +111,7 @@ void check_sample(const char* name, Shape shape, double bound) {
   if constexpr (kConfig.expressions.strip)
     strip = make_strip<samples::kGradients + kSample + 1>(shape, formula.captures);
   shape.formula = &formula;
-  check<with_sample(kConfig, kSample)>(name, shape, bound);
+  check<with_sample(kConfig, kSample)>(written.name(), shape, bound);
 }
 
 /// bwd_diagonals: any sums by i - j to the gradients of the captured tensors of a sample.
@@ -180,64 +183,43 @@ void check_elements(const char* name, double bound) {
 int main() {
   check_elements<2>("elements by i - j, exact", 1e-6);
   check_elements<4>("elements by i - j", 1e-6);
-  check_sample<diagonal(masked(k64, Mask::right)), 0>("slopes by head, causal",
-                                                      {.high = 51, .blocks = 2}, kBf16);
-  check_sample<slanted(k64), 4>("what grows evenly with i and j",
-                                {.heads_q = 2, .heads_k = 2, .seq_q = 300, .seq_k = 400}, kBf16);
+  check_sample<diagonal(masked(k64, Mask::right)), 0>(
+      "slopes by head, causal: b1 h2/1 q150 k200 d64 bf16 causal grid=2", kBf16);
+  check_sample<slanted(k64), 4>("what grows evenly with i and j: b1 h2 q300 k400 d64 bf16", kBf16);
   check_sample<slanted(masked(k128, Mask::right)), 4>(
-      "the same, causal", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51}, kBf16);
+      "the same, causal: b1 h1 q150 k200 d128 bf16 causal", kBf16);
   check_sample<short_steps(k64), samples::kShifting>(
-      "shifted rows", {.heads_q = 1, .heads_k = 1, .given_delta = true}, kBf16);
+      "shifted rows: b1 h1 q150 k200 d64 bf16 given_delta", kBf16);
   check_sample<deterministic(mapped(masked(k128, Mask::right))), samples::kShifting>(
-      "shifted rows, a list, deterministic", {.heads_q = 1, .dim = 128, .dim_v = 128, .high = 51},
-      kBf16);
-  check_sample<k64, 1>("softcap, floors, documents", {.heads_q = 2, .heads_k = 2}, kBf16);
+      "shifted rows, a list, deterministic: b1 h1 q150 k200 d128 bf16 causal", kBf16);
+  check_sample<k64, 1>("softcap, floors, documents: b1 h2 q150 k200 d64 bf16", kBf16);
   check_sample<stripped(diagonal(masked(k128, Mask::both))), 2>(
-      "hidden infinite slopes, window",
-      {.batch = 2, .dim = 128, .dim_v = 128, .low = -60, .high = 20, .blocks = 2}, kBf16);
-  check_sample<two_plane(masked(k64, Mask::right)), 2>("the same, exact dS",
-                                                       {.high = 51, .given_delta = true}, kExact);
+      "hidden infinite slopes, window: b2 h2/1 q150 k200 d128 bf16 window=110,-31 grid=2", kBf16);
+  check_sample<two_plane(masked(k64, Mask::right)), 2>(
+      "the same, exact dS: b1 h2/1 q150 k200 d64 bf16 causal given_delta", kExact);
   check_sample<two_plane(masked(k128, Mask::right)), 1>(
-      "softcap, floors, documents, exact dS",
-      {.dim = 128, .dim_v = 128, .high = 51, .given_delta = true}, kExact);
-  check_sample<diagonal(deterministic(two_plane(k64))), 3>("sums over lanes, exact dS",
-                                                           {.heads_q = 1, .d_lse = true}, kExact);
+      "softcap, floors, documents, exact dS: b1 h2/1 q150 k200 d128 bf16 causal given_delta",
+      kExact);
+  check_sample<diagonal(deterministic(two_plane(k64))), 3>(
+      "sums over lanes, exact dS: b1 h1 q150 k200 d64 bf16 dlse", kExact);
   check_sample<ragged(masked(k64, Mask::right), Lengths::packed), 0>(
-      "slopes by head, packed, causal",
-      {.high = 1,
-       .queries = {70, 1, 0, 129, 200, 0},
-       .keys = {33, 90, 5, 129, 300, 40},
-       .tail = 25},
+      "slopes by head, packed, causal: h2/1 packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=25,25 "
+      "d64 bf16 causal",
       kBf16);
   check_sample<stripped(diagonal(ragged(masked(k64, Mask::both), Lengths::packed))), 2>(
-      "hidden infinite slopes, packed, window",
-      {.heads_q = 1,
-       .heads_k = 1,
-       .low = -60,
-       .high = 20,
-       .queries = {70, 0, 129},
-       .keys = {90, 5, 200},
-       .tail = 9},
+      "hidden infinite slopes, packed, window: h1 packed=70,0,129/90,5,200:tail=9,9 d64 bf16 "
+      "window=60,19",
       kBf16);
-  check_sample<mapped(k64), 1>("a map of documents, GQA",
-                               {.heads_q = 2, .heads_k = 1, .seq_q = 530, .seq_k = 601}, kBf16);
+  check_sample<mapped(k64), 1>("a map of documents, GQA: b1 h2/1 q530 k601 d64 bf16", kBf16);
   check_sample<mapped(ragged(masked(k64, Mask::right), Lengths::packed)), 1>(
-      "a map of documents, packed, causal",
-      {.heads_q = 2,
-       .heads_k = 1,
-       .high = 1,
-       .queries = {70, 0, 530, 33},
-       .keys = {200, 40, 601, 5},
-       .tail = 150},
+      "a map of documents, packed, causal: h2/1 packed=70,0,530,33/200,40,601,5:tail=150,150 d64 "
+      "bf16 causal",
       kBf16);
   check_sample<mapped(masked(kMask64, Mask::right)), samples::kPlaced>(
-      "a map of longer documents, causal, GQA",
-      {.heads_q = 2, .heads_k = 1, .seq_q = 560, .seq_k = 601, .high = 42}, kBf16);
+      "a map of longer documents, causal, GQA: b1 h2/1 q560 k601 d64 bf16 causal", kBf16);
   check_sample<mapped(deterministic(masked(kMask64, Mask::both))), samples::kPlaced>(
-      "the same, window, deterministic",
-      {.heads_q = 1, .seq_q = 601, .seq_k = 601, .low = -230, .high = 20}, kBf16);
+      "the same, window, deterministic: b1 h1 s601 d64 bf16 window=230,19", kBf16);
   check_sample<mapped(masked(k128, Mask::right)), 3>(
-      "a map of chosen blocks, causal",
-      {.heads_q = 1, .seq_q = 520, .seq_k = 640, .dim = 128, .dim_v = 128, .high = 121}, kBf16);
+      "a map of chosen blocks, causal: b1 h1 q520 k640 d128 bf16 causal", kBf16);
   return failures == 0 ? 0 : 1;
 }

@@ -1,6 +1,8 @@
 /// bwd_sm90 with bool masks, dropout and biases on the emulator, against the formulas in float64.
 #include "bwd_sm90_configs.h"
 #include "bwd_sm90_drawn.h"
+//
+#include "bwd_sm90_lines.h"
 
 namespace {
 
@@ -37,13 +39,6 @@ constexpr Config summed(Config c) {
   return c;
 }
 
-constexpr Added kOfPairs = {
-    .type = DType::bfloat16, .by_batch = true, .pitch = 8, .hidden = 0.2, .shift = -3.3895e38F};
-constexpr Added kShared = {.type = DType::bfloat16, .by_head = false, .pitch = 8};
-constexpr Added kOfKeys = {
-    .type = DType::float16, .by_batch = true, .by_head = false, .by_query = false, .pitch = 8};
-constexpr Added kOfAll = {.type = DType::bfloat16, .by_head = false, .pitch = 8, .hidden = 0.99};
-
 template <Config kConfig>
 void check_drawn(const char* name, double bound) {
   constexpr tile::OptionKinds kOptions = kConfig.options;
@@ -62,212 +57,103 @@ void check_drawn(const char* name, double bound) {
 
 void check_biases() {
   check<summed(biased(k64, tile::BiasType::bf16, true))>(
-      "dim 64, a bias of every pair, one row of least",
-      {.batch = 2,
-       .heads_q = 4,
-       .heads_k = 2,
-       .seq_k = 332,
-       .alibi = false,
-       .d_lse = true,
-       .blocks = 2,
-       .bias = &kOfPairs},
+      "dim 64, a bias of every pair, one row of least: b2 h4/2 q150 k332 d64 bf16 "
+      "bias=b,h,q,k:bf16:min@rows5:-inf@some0.2 dlse bias_pitch=8 grid=2",
       kBf16);
   check<summed(biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::bf16, true))>(
-      "dim 128, a bias of all heads and its gradient, causal, 2 parts",
-      {.heads_q = 4,
-       .seq_q = 200,
-       .seq_k = 300,
-       .dim = 128,
-       .dim_v = 128,
-       .high = 101,
-       .blocks = 2,
-       .parts = 2,
-       .bias = &kShared},
+      "dim 128, a bias of all heads and its gradient, causal, 2 parts: b1 h4/1 q200 k300 d128 f16 "
+      "causal bias=1,1,q,k:bf16 bias_pitch=8 grid=2 parts=2",
       kFp16);
   check<biased(half(split(masked(k128, Mask::right), 128)), tile::BiasType::fp16, false)>(
-      "dim 128, a bias of keys, causal, 2 parts",
-      {.batch = 2,
-       .heads_q = 2,
-       .seq_q = 300,
-       .seq_k = 300,
-       .dim = 128,
-       .dim_v = 128,
-       .high = 1,
-       .blocks = 2,
-       .parts = 2,
-       .bias = &kOfKeys},
+      "dim 128, a bias of keys, causal, 2 parts: b2 h2/1 s300 d128 f16 causal bias=b,1,1,k:f16 "
+      "bias_pitch=8 grid=2 parts=2",
       kFp16);
   check<biased(dropping(deterministic(k128)), tile::BiasType::bf16, true)>(
-      "dim 128, a bias, dropout, deterministic",
-      {.heads_q = 2, .seq_k = 260, .dim = 128, .dim_v = 128, .dropout = 0.2, .bias = &kOfAll},
+      "dim 128, a bias, dropout, deterministic: b1 h2/1 q150 k260 d128 bf16 "
+      "bias=1,1,q,k:bf16:-inf@some0.99 dropout=0.2 bias_pitch=8",
       kBf16);
   check<biased(two_plane(with_alibi(masked(k64, Mask::right))), tile::BiasType::bf16, true)>(
-      "dim 64, a bias and alibi, exact dS, causal", {.high = 51, .alibi = true, .bias = &kOfAll},
+      "dim 64, a bias and alibi, exact dS, causal: b1 h2/1 q150 k200 d64 bf16 causal alibi "
+      "bias=1,1,q,k:bf16:-inf@some0.99 bias_pitch=8",
       kExact);
 }
 
 void check_dropout() {
-  check<dropping(k64)>("dim 64, dropout",
-                       {.batch = 2,
-                        .heads_q = 4,
-                        .heads_k = 2,
-                        .seq_q = 300,
-                        .seq_k = 332,
-                        .blocks = 2,
-                        .dropout = 0.3},
-                       kBf16);
+  check<dropping(k64)>("dim 64, dropout: b2 h4/2 q300 k332 d64 bf16 dropout=0.3 grid=2", kBf16);
   check<dropping(masked(k128, Mask::right))>(
-      "dim 128, dropout, causal",
-      {.seq_q = 300, .seq_k = 300, .dim = 128, .dim_v = 128, .high = 1, .dropout = 0.5}, kBf16);
-  check<dropping(shown(deterministic(k128)))>("dim 128, dropout, a mask, deterministic, 3 blocks",
-                                              {.heads_q = 4,
-                                               .heads_k = 2,
-                                               .seq_k = 400,
-                                               .dim = 128,
-                                               .dim_v = 128,
-                                               .blocks = 3,
-                                               .shows = {.density = 0.6},
-                                               .dropout = 0.2},
-                                              kBf16);
-  check<dropping(split(masked(k128, Mask::right), 128))>("dim 128, dropout, causal, 3 parts",
-                                                         {.heads_q = 4,
-                                                          .heads_k = 2,
-                                                          .seq_q = 700,
-                                                          .seq_k = 600,
-                                                          .dim = 128,
-                                                          .dim_v = 128,
-                                                          .high = -100 + 1,
-                                                          .blocks = 3,
-                                                          .parts = 3,
-                                                          .dropout = 0.2},
-                                                         kBf16);
+      "dim 128, dropout, causal: b1 h2/1 s300 d128 bf16 causal dropout=0.5", kBf16);
+  check<dropping(shown(deterministic(k128)))>(
+      "dim 128, dropout, a mask, deterministic, 3 blocks: b1 h4/2 q150 k400 d128 bf16 "
+      "mask=1,1,q,k:some0.4 dropout=0.2 grid=3",
+      kBf16);
+  check<dropping(split(masked(k128, Mask::right), 128))>(
+      "dim 128, dropout, causal, 3 parts: b1 h4/2 q700 k600 d128 bf16 causal dropout=0.2 grid=3 "
+      "parts=3",
+      kBf16);
   check<dropping(two_plane(masked(k64, Mask::right)))>(
-      "dim 64, dropout, exact dS, causal", {.high = 51, .given_delta = true, .dropout = 0.4},
+      "dim 64, dropout, exact dS, causal: b1 h2/1 q150 k200 d64 bf16 causal dropout=0.4 "
+      "given_delta",
       kExact);
   check<dropping(ragged(masked(k64, Mask::right), Lengths::packed))>(
-      "dim 64, dropout, packed, causal",
-      {.heads_q = 4,
-       .heads_k = 2,
-       .high = 1,
-       .queries = {70, 1, 0, 129, 200, 0},
-       .keys = {33, 90, 5, 129, 300, 40},
-       .tail = 25,
-       .blocks = 3,
-       .dropout = 0.3},
+      "dim 64, dropout, packed, causal: h4/2 packed=70,1,0,129,200,0/33,90,5,129,300,40:tail=25,25 "
+      "d64 bf16 causal dropout=0.3 grid=3",
       kBf16);
 }
 
 void check_masks() {
-  check<shown(k64)>("dim 64, a mask of every pair",
-                    {.batch = 2,
-                     .heads_q = 4,
-                     .heads_k = 2,
-                     .seq_q = 300,
-                     .seq_k = 332,
-                     .shows = {.density = 0.7, .by_batch = true, .by_head = true}},
+  check<shown(k64)>("dim 64, a mask of every pair: b2 h4/2 q300 k332 d64 bf16 mask=b,h,q,k:some0.3",
                     kBf16);
-  check<shown(k64)>("dim 64, a mask of keys, NaN in rows that see the sink alone",
-                    {.batch = 2,
-                     .seq_q = 300,
-                     .seq_k = 433,
-                     .d_lse = true,
-                     .sinks = true,
-                     .blocks = 2,
-                     .shows = {.density = 1.0, .by_batch = true, .by_query = false}},
-                    kBf16);
-  check<shown(masked(k64, Mask::right))>("dim 64, a mask that hides nearly all, causal, sinks",
-                                         {.seq_q = 300,
-                                          .seq_k = 300,
-                                          .high = 1,
-                                          .sinks = true,
-                                          .shows = {.density = 0.01, .transposed = true}},
-                                         kBf16);
-  check<shown(masked(k128, Mask::both))>("dim 128, a mask, window",
-                                         {.seq_q = 300,
-                                          .seq_k = 300,
-                                          .dim = 128,
-                                          .dim_v = 128,
-                                          .low = -60,
-                                          .high = 11,
-                                          .shows = {.density = 0.6, .by_head = true, .pitch = 1}},
-                                         kBf16);
-  check<shown(deterministic(k128))>("dim 128, a mask of queries, deterministic, 3 blocks",
-                                    {.heads_q = 4,
-                                     .heads_k = 2,
-                                     .seq_k = 400,
-                                     .dim = 128,
-                                     .dim_v = 128,
-                                     .blocks = 3,
-                                     .shows = {.density = 0.6, .by_key = false}},
-                                    kBf16);
+  check<shown(k64)>(
+      "dim 64, a mask of keys, NaN in rows that see the sink alone: b2 h2/1 q300 k433 d64 bf16 "
+      "mask=b,1,1,k:some0 sink dlse grid=2",
+      kBf16);
+  check<shown(masked(k64, Mask::right))>(
+      "dim 64, a mask that hides nearly all, causal, sinks: b1 h2/1 s300 d64 bf16 causal "
+      "mask=1,1,q,k:some0.99 sink transposed",
+      kBf16);
+  check<shown(masked(k128, Mask::both))>(
+      "dim 128, a mask, window: b1 h2/1 s300 d128 bf16 window=60,10 mask=1,h,q,k:some0.4 "
+      "mask_pitch=1",
+      kBf16);
+  check<shown(deterministic(k128))>(
+      "dim 128, a mask of queries, deterministic, 3 blocks: b1 h4/2 q150 k400 d128 bf16 "
+      "mask=1,1,q,1:some0.4 grid=3",
+      kBf16);
 }
 
 void check_masks_with_others() {
-  check<shown(two_plane(masked(k128, Mask::right)))>("dim 128, a mask, exact dS, causal",
-                                                     {.dim = 128,
-                                                      .dim_v = 128,
-                                                      .high = 51,
-                                                      .given_delta = true,
-                                                      .shows = {.density = 0.5, .by_head = true}},
-                                                     kExact);
-  check<shown(split(masked(k64, Mask::right), 256))>("dim 64, a mask, causal, 3 parts",
-                                                     {.heads_q = 4,
-                                                      .heads_k = 2,
-                                                      .seq_q = 700,
-                                                      .seq_k = 600,
-                                                      .high = -100 + 1,
-                                                      .blocks = 3,
-                                                      .parts = 3,
-                                                      .shows = {.density = 0.6, .by_head = true}},
-                                                     kBf16);
-  check<shown(with_softcap(k64))>("dim 64, a mask, softcap",
-                                  {.softcap = 2.0F, .shows = {.density = 0.6}}, kBf16);
+  check<shown(two_plane(masked(k128, Mask::right)))>(
+      "dim 128, a mask, exact dS, causal: b1 h2/1 q150 k200 d128 bf16 causal mask=1,h,q,k:some0.5 "
+      "given_delta",
+      kExact);
+  check<shown(split(masked(k64, Mask::right), 256))>(
+      "dim 64, a mask, causal, 3 parts: b1 h4/2 q700 k600 d64 bf16 causal mask=1,h,q,k:some0.4 "
+      "grid=3 parts=3",
+      kBf16);
+  check<shown(with_softcap(k64))>(
+      "dim 64, a mask, softcap: b1 h2/1 q150 k200 d64 bf16 softcap=2 mask=1,1,q,k:some0.4", kBf16);
   check<shown(ragged(k64, Lengths::keys))>(
-      "dim 64, a mask, key lengths",
-      {.batch = 3, .keys = {200, 0, 77}, .blocks = 2, .shows = {.density = 0.6, .by_batch = true}},
+      "dim 64, a mask, key lengths: b3 h2/1 q150 k200 lengths=200,0,77 d64 bf16 "
+      "mask=b,1,q,k:some0.4 grid=2",
       kBf16);
 }
 
 void check_maps() {
-  check<mapped(k64)>("dim 64, a map of a mask of every pair",
-                     {.batch = 2,
-                      .heads_q = 4,
-                      .heads_k = 2,
-                      .seq_q = 300,
-                      .seq_k = 332,
-                      .d_lse = true,
-                      .sinks = true,
-                      .shows = {.density = 0.4, .by_head = true, .square = 128}},
-                     kBf16);
+  check<mapped(k64)>(
+      "dim 64, a map of a mask of every pair: b2 h4/2 q300 k332 d64 bf16 mask=1,h,q,k:some0.6 sink "
+      "dlse mask_square=128",
+      kBf16);
   check<mapped(deterministic(masked(k128, Mask::both)))>(
-      "dim 128, a map of a mask, window, deterministic, 3 blocks",
-      {.seq_q = 300,
-       .seq_k = 300,
-       .dim = 128,
-       .dim_v = 128,
-       .low = -190,
-       .high = 51,
-       .blocks = 3,
-       .shows = {.density = 0.6, .by_head = true, .square = 64}},
+      "dim 128, a map of a mask, window, deterministic, 3 blocks: b1 h2/1 s300 d128 bf16 "
+      "window=190,50 mask=1,h,q,k:some0.4 mask_square=64 grid=3",
       kBf16);
   check<mapped(ragged(k64, Lengths::keys))>(
-      "dim 64, a map of a mask of keys, key lengths",
-      {.batch = 3,
-       .seq_q = 200,
-       .seq_k = 600,
-       .keys = {600, 0, 277},
-       .blocks = 2,
-       .shows = {.density = 0.8, .by_batch = true, .by_query = false, .square = 128}},
+      "dim 64, a map of a mask of keys, key lengths: b3 h2/1 q200 k600 lengths=600,0,277 d64 bf16 "
+      "mask=b,1,1,k:some0.2 mask_square=128 grid=2",
       kBf16);
   check<mapped(masked(k64, Mask::right), Lists::parts)>(
-      "dim 64, a block list that a mask narrows, causal",
-      {.heads_q = 2,
-       .heads_k = 2,
-       .seq_q = 400,
-       .seq_k = 400,
-       .high = 1,
-       .list = {.q = 128, .k = 64, .density = 0.7, .full = true},
-       .shows = {.density = 0.5, .by_head = true, .square = 128}},
+      "dim 64, a block list that a mask narrows, causal: b1 h2 s400 d64 bf16 causal "
+      "blocks=128,64:1,1:0.7:full mask=1,h,q,k:some0.5 mask_square=128",
       kBf16);
 }
 

@@ -1,7 +1,7 @@
 /// Thread blocks on the CPU: every thread is a fiber, collective instructions meet in their warp.
 /// Blocks run one after another (run_block), or together where they wait for each other
 /// (run_grid). Enough of CUDA's built-in names for the device files of src/cuda; what the wrappers
-/// of tile/ do is in kernel_emulation_test.py. It finds wrong indices, masks, formulas, missing
+/// of tile/ptx do is in emulator/cuda. It finds wrong indices, masks, formulas, missing
 /// writes, and missing waits and barriers: warps and lanes stall at random, by the seed of
 /// chance.h; asynchronous operations take effect as late as they may and look whether anybody
 /// touched what was theirs (bulk_copy.h, products.h; shared_memory.h for those of sm_80), and

@@ -4,9 +4,9 @@
 #include <cstdio>
 
 #include "cuda/tile/hopper/mbarrier.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/signal.cuh"
 #include "cuda/tile/hopper/tma.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 #include "wgmma.h"
 
 namespace {

@@ -22,7 +22,7 @@ struct Pools {
     columns = (most + size - 1) / size + 1;
     next = static_cast<int>(lengths.size()) * columns;  // from the last to the first
     table.assign(lengths.size() * static_cast<std::size_t>(columns), 1 << 30);
-    const auto elems = static_cast<std::size_t>((next + 1) * heads * size * dim);
+    const auto elems = static_cast<std::size_t>(next + 1) * heads * size * dim;
     k.assign(elems, kPoison), v.assign(elems, kPoison);
     const long long slots = static_cast<long long>(size) * dim;
     k_view = {k.data(), heads * slots, slots, dim}, v_view = {v.data(), heads * slots, slots, dim};
@@ -119,7 +119,7 @@ void check_packed(const char* name, const Shape& s, const std::vector<int>& quer
   for (const int length : queries) offsets.push_back(offsets.back() + length);
   const int total = offsets.back() + kBehind;
   Pools pools(lengths, size, s);
-  const auto elems = static_cast<std::size_t>(heads * total * dim);
+  const auto elems = static_cast<std::size_t>(heads) * total * dim;
   std::vector<Bits> q(elems, kPoison), o(elems, kPoison);
   std::vector<float> lse(static_cast<std::size_t>(heads * total), kNan), got;
   std::vector<double> o_truth(elems, 0.0);

@@ -5,7 +5,7 @@
 
 #include "cuda/kernels/mla_sm90/choice.h"
 #include "cuda/kernels/mla_sm90/kernel.cuh"
-#include "decode_sm90_check.h"
+#include "decode_sm90_lines.h"
 #include "wgmma.h"
 
 namespace tilewise::mla_sm90 {
@@ -43,12 +43,6 @@ void merge(const combine::Args& args) {
       });
 }
 
-Case sized(Case c) {
-  c.dim = mla_sm90::kHeadDim;
-  c.dim_v = mla_sm90::kHeadDimV;
-  return c;
-}
-
 void check(const Case& c) {
   MadeCase made(c, true);
   if (const std::string why = cuda::mla_refusal(made.p, h200()); !why.empty())
@@ -65,53 +59,9 @@ void check(const Case& c) {
   report(c, made, made.k, args.most_parts, parts.counted());
 }
 
-const Case kCases[] = {
-    {.name = "pages of 16, parts, lengths of 0 and 1",
-     .heads_q = 16,
-     .heads_k = 1,
-     .queries = 1,
-     .keys = {300, 0, 1, 64, 65, 130},
-     .page = 16,
-     .part = 128},
-    {.name = "side by side, three tiles of rows, causal",
-     .heads_q = 50,
-     .heads_k = 1,
-     .queries = 3,
-     .keys = {200, 70},
-     .causal = Causal::bottom_right,
-     .part = 128},
-    {.name = "no lengths, one part, key heads",
-     .heads_q = 6,
-     .heads_k = 2,
-     .queries = 2,
-     .keys = {190, 190},
-     .lengths = false,
-     .causal = Causal::bottom_right,
-     .part = 192},
-    {.name = "pages of 64, window, sinks, 20 rows",
-     .heads_q = 10,
-     .heads_k = 1,
-     .queries = 2,
-     .keys = {301, 20, 129},
-     .page = 64,
-     .causal = Causal::bottom_right,
-     .left = 90,
-     .sinks = true,
-     .part = 64},
-    {.name = "16 rows, one part, window, sinks",
-     .heads_q = 8,
-     .heads_k = 1,
-     .queries = 2,
-     .keys = {301, 20, 0},
-     .causal = Causal::bottom_right,
-     .left = 90,
-     .sinks = true,
-     .part = 1 << 20},
-};
-
 }  // namespace
 
-int main() {
-  for (const Case& c : kCases) check(sized(c));
+int main(int, char** argv) {
+  for_each_case(argv[1], check);
   return failures == 0 ? 0 : 1;
 }

@@ -48,8 +48,8 @@ std::vector<MemoryItem> seed_memory(std::int64_t batch, std::int64_t seq, std::i
                                     int row_statistics, const BlasWorkspaces& workspaces) {
   using Role = MemoryItem::Role;
   std::vector<MemoryItem> items;
-  const auto add = [&](const char* name, Role role, std::vector<std::int64_t> shape) {
-    items.push_back(memory_item(name, role, DType::float32, std::move(shape)));
+  const auto add = [&](const char* name, Role role, const std::vector<std::int64_t>& shape) {
+    items.push_back(memory_item(name, role, DType::float32, shape));
   };
   for (const char* name : {"Q", "K", "V"}) add(name, Role::input, {batch, seq, dim});
   add("O", Role::output, {batch, seq, dim});

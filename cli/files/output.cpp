@@ -111,4 +111,11 @@ void require_own_file(const fs::path& path) {
   }
 }
 
+void prepare_own_file(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) throw FileError(path.parent_path().string(), "cannot be created: " + error.message());
+  require_own_file(path);
+}
+
 }  // namespace tilewise::files

@@ -17,5 +17,7 @@ void write_file(const std::filesystem::path& path,
 /// For files that nobody named, in the state folder: throws FileError where `path` is there and is
 /// not a regular file of this user. A link would lead write_file to a file of another purpose.
 void require_own_file(const std::filesystem::path& path);
+/// Makes the folder of `path`, and checks as require_own_file() does that it can be written there.
+void prepare_own_file(const std::filesystem::path& path);
 
 }  // namespace tilewise::files

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "cli/files/error.h"
 #include "cli/machine/gpu_probe.h"
 #include "cli/machine/machines.h"
 #include "cli/machine/probe.h"
+#include "cli/shell/failure.h"
 #include "tilewise/attention.h"
 
 namespace tilewise::cli {
@@ -91,9 +93,14 @@ CeilingReport measure_ceilings(const Hardware& machine, const std::string& date)
   found.date = date;
   report.words = gpu ? ratio_words("shared memory", "device memory", found)
                      : ratio_words("the nearest cache", "memory", found);
-  const std::string path = keep_ceilings(machine, found);
-  report.words += path.empty() ? "not stored for `plan`: there is no home folder\n"
-                               : fmt::format("stored for `plan` in {}\n", path);
+  try {
+    const std::string path = keep_ceilings(machine, found);
+    report.words += path.empty() ? "not stored for `plan`: there is no home folder\n"
+                                 : fmt::format("stored for `plan` in {}\n", path);
+  } catch (const files::FileError& error) {
+    complain(error.what());
+    report.words += "not stored for `plan`\n";
+  }
   return report;
 }
 

@@ -264,12 +264,10 @@ std::string keep_ceilings(const Hardware& machine, const Ceilings& ceilings) {
       {"float32_tflops", ceilings.float32_tflops}, {"matrix_tflops", ceilings.matrix_tflops},
       {"bandwidth_gbps", ceilings.bandwidth_gbps}, {"cache_gbps", ceilings.cache_gbps},
       {"launch_us", ceilings.launch_us},           {"date", ceilings.date}};
-  std::error_code error;  // writing the file says what is wrong
-  std::filesystem::create_directories(state_folder(), error);
   const std::string text = all.dump(2) + "\n";
   const std::span<const char> letters(text);
   const std::array pieces = {std::as_bytes(letters)};
-  files::require_own_file(path);
+  files::prepare_own_file(path);
   files::write_file(path, pieces);
   return path;
 }

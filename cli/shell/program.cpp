@@ -165,6 +165,10 @@ int run_program(int argc, const char* const* argv) {
   } catch (const CLI::ExtrasError&) {
     complain(unexpected(program));
     return kBadInput;
+  } catch (const CLI::ArgumentMismatch& error) {  // "--seq: 1 required TEXT missing"
+    const std::string_view what = error.what();
+    complain(fmt::format("{}: a value is missing", what.substr(0, what.find(':'))));
+    return kBadInput;
   } catch (const CLI::ConversionError& error) {  // "Could not convert: --causal = x"
     complain(fmt::format("{}: a flag takes no value", error.what()));
     return kBadInput;

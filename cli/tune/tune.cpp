@@ -4,12 +4,14 @@
 #include <CLI/App.hpp>
 #include <array>
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <set>
 #include <span>
 
 #include "api/machine.h"
+#include "cli/files/error.h"
 #include "cli/files/output.h"
 #include "cli/shell/args.h"
 #include "cli/shell/commands.h"
@@ -81,11 +83,10 @@ std::string keep(const Hardware& machine, const std::vector<TunedPass>& passes) 
   for (const TunedPass& pass : passes) {
     if (pass.reason.empty()) tuning.set(pass.key, pass.winner);
   }
-  std::filesystem::create_directories(state_folder());
   const std::string text = tuning.text();
   const std::span<const char> letters(text);
   const std::array pieces = {std::as_bytes(letters)};
-  files::require_own_file(path);
+  files::prepare_own_file(path);
   files::write_file(path, pieces);
   // Readers refuse what others may write, which a umask of 0 would let them.
   std::filesystem::permissions(
@@ -103,7 +104,7 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
   Tuner::Options options;
   options.device = parse_device("--device", flags.common.device);
   const Hardware machine = hardware(options.device);
-  files::require_own_file(tuning_path(machine));
+  if (const std::string path = tuning_path(machine); !path.empty()) files::prepare_own_file(path);
   options.threads = thread_count(flags.common);
   options.limit_bytes = memory_limit(flags.common, machine);
   std::size_t passes_of_all = 0;
@@ -117,13 +118,19 @@ int tune(const CLI::App& app, const TuneFlags& flags) {
   std::vector<TunedPass> passes;
   bool stopped = false;
   const auto write = [&] {
-    const std::string path = keep(machine, passes);
-    std::string text = report(passes, options.device, format);
-    if (format == Format::markdown) {
+    std::string text = report(passes, options.device, format), path;
+    std::exception_ptr lost;  // the table is written all the same
+    try {
+      path = keep(machine, passes);
+    } catch (const files::FileError&) {
+      lost = std::current_exception();
+    }
+    if (format == Format::markdown && !lost) {
       text += path.empty() ? "\nThe result is not stored: set TILEWISE_STATE_DIR or HOME.\n"
                            : fmt::format("\nStored in {}: plans on this device use it.\n", path);
     }
     write_output(flags.output, text);
+    if (lost) std::rethrow_exception(lost);
   };
   // A form that is being compiled does not ask whether it may go on.
   const LongWork work(write,

@@ -1,9 +1,10 @@
 #include "expression/nodes.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -62,10 +63,11 @@ std::uint8_t plain(std::uint8_t depends) {
 }
 
 std::string node_text(const Node& node) {
-  char number[40];
   if (node.op == Op::constant && node.type == Type::real) {
-    std::snprintf(number, sizeof number, "%a", node.real);
-    return number;
+    std::array<char, 40> digits{};
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), node.real,
+                                   std::chars_format::hex);
+    return {digits.data(), end.ptr};
   }
   if (node.op == Op::constant) {
     return (node.type == Type::boolean ? "b" : "") + std::to_string(node.integer);

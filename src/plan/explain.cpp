@@ -4,6 +4,7 @@
 #include "plan/accounting.h"
 #include "plan/choose.h"
 #include "plan/significant.h"
+#include "problem/plain_text.h"
 #include "tilewise/plan.h"
 
 namespace tilewise {
@@ -32,11 +33,13 @@ std::string line(const char* format, const auto&... values) {
 }
 
 std::string bytes_text(std::int64_t bytes) {
-  const auto value = static_cast<double>(bytes);
-  if (bytes >= std::int64_t{1} << 30) return line("%.2f GiB", value / 1073741824.0);
-  if (bytes >= std::int64_t{1} << 20) return line("%.2f MiB", value / 1048576.0);
-  if (bytes >= 1024) return line("%.1f KiB", value / 1024.0);
-  return line("%lld B", static_cast<long long>(bytes));
+  const auto in = [&](double unit, int digits) {
+    return number_text(static_cast<double>(bytes) / unit, std::chars_format::fixed, digits);
+  };
+  if (bytes >= std::int64_t{1} << 30) return in(1073741824.0, 2) + " GiB";
+  if (bytes >= std::int64_t{1} << 20) return in(1048576.0, 2) + " MiB";
+  if (bytes >= 1024) return in(1024.0, 1) + " KiB";
+  return std::to_string(bytes) + " B";
 }
 
 }  // namespace

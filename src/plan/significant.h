@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <string>
+
+#include "problem/plain_text.h"
 
 namespace tilewise {
 
@@ -13,9 +14,7 @@ namespace tilewise {
 inline std::string significant(double value, int digits) {
   if (value == 0.0 || !std::isfinite(value)) return value == 0.0 ? "0" : std::to_string(value);
   const int before = static_cast<int>(std::floor(std::log10(std::abs(value)))) + 1;
-  char text[352];
-  std::snprintf(text, sizeof text, "%.*f", std::max(0, digits - before), value);
-  std::string out = text;
+  std::string out = number_text(value, std::chars_format::fixed, std::max(0, digits - before));
   if (out.find('.') == std::string::npos) return out;
   out.erase(out.find_last_not_of('0') + 1);
   if (out.back() == '.') out.pop_back();

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "build_info.h"
+#include "problem/plain_text.h"
 
 namespace tilewise {
 namespace {
@@ -32,17 +33,17 @@ std::string checksum(const std::string& text) {
 }
 
 std::string line_of(const std::string& key, const Winner& w) {
-  std::array<char, 160> numbers{};
-  std::snprintf(numbers.data(), numbers.size(), " %d %d %d %d %.6g %.6g\n", w.form.block_m,
-                w.form.block_n, w.form.splits, w.form.threads, w.ms, w.model_ms);
-  return key + '\t' + w.kernel + numbers.data();
+  PlainStream out;
+  out << key << '\t' << w.kernel << ' ' << w.form.block_m << ' ' << w.form.block_n << ' '
+      << w.form.splits << ' ' << w.form.threads << ' ' << w.ms << ' ' << w.model_ms << '\n';
+  return out.str();
 }
 
 bool read_line(const std::string& line, std::string& key, Winner& w) {
   const std::size_t tab = line.find('\t');
   if (tab == std::string::npos || tab == 0) return false;
   key = line.substr(0, tab);
-  std::istringstream words(line.substr(tab + 1));
+  PlainStream words(line.substr(tab + 1));
   Form& f = w.form;
   words >> w.kernel >> f.block_m >> f.block_n >> f.splits >> f.threads >> w.ms >> w.model_ms;
   std::string more;
@@ -57,7 +58,7 @@ std::string environment(const char* name) {
 
 /// " bias=f32" and the like: the options that choose among kernels, each by what they ask of it.
 std::string options_text(const Problem& p) {
-  std::ostringstream out;
+  PlainStream out;
   const auto flag = [&](bool on, const char* name) {
     if (on) out << ' ' << name;
   };
@@ -80,7 +81,7 @@ std::string options_text(const Problem& p) {
 
 /// Types, and strides in elements.
 std::string layout_text(const Problem& p) {
-  std::ostringstream out;
+  PlainStream out;
   const auto add = [&](const char* name, const Tensor& t) {
     if (!t.defined()) return;
     out << ' ' << name << '=' << dtype_name(t.dtype);
@@ -109,7 +110,7 @@ Tuning Tuning::parse(const std::string& text, const std::string& path,
   if (end == std::string::npos ||
       text.substr(end) != kChecksum + checksum(text.substr(0, end)) + '\n')
     return ignore("it is damaged; `tilewise tune` replaces it");
-  std::istringstream lines(text.substr(0, end));
+  PlainStream lines(text.substr(0, end));
   std::string line;
   std::getline(lines, line);
   if (line != kHeader) return ignore("it has another format version");
@@ -162,7 +163,7 @@ std::string tuning_key(const Problem& p, const Hardware& machine) {
   const bool has_functions = p.score_mod != nullptr || p.score_function.defined() ||
                              p.mask_function.defined() || p.block_list.defined();
   if (has_lengths || has_functions || p.deterministic) return "";
-  std::ostringstream out;
+  PlainStream out;
   out << pass_name(p.pass) << ' ' << dtype_name(p.dtype) << " b" << p.batch << " h" << p.heads_q
       << '/' << p.heads_k << " q" << p.seq_q << " k" << p.seq_k << " d" << p.head_dim << '/'
       << p.head_dim_v << options_text(p) << layout_text(p);
@@ -171,7 +172,7 @@ std::string tuning_key(const Problem& p, const Hardware& machine) {
 }
 
 std::string tuning_identity(const Hardware& machine, const std::string& driver) {
-  std::ostringstream out;
+  PlainStream out;
   out << machine.name << ", ";
   if (machine.device.type == DeviceType::cuda) {
     out << "sm_" << machine.arch << ", " << machine.multiprocessors << " multiprocessors, driver "

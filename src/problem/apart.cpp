@@ -15,11 +15,6 @@
 namespace tilewise {
 namespace {
 
-struct Named {
-  const char* name;
-  const Tensor* tensor;
-};
-
 /// Where a tensor's elements lie. `whole`: nothing lies between them.
 struct Place {
   std::uintptr_t begin = 0, end = 0;
@@ -54,7 +49,7 @@ bool share_memory(const Tensor& a, const Place& in_a, const Tensor& b) {
 /// Each output against the other tensors of the call, which `for_tensors` names; of two outputs the
 /// later one is judged.
 template <class ForTensors>
-void require_apart(std::span<const Named> outputs, ForTensors for_tensors) {
+void require_each_apart(std::span<const Named> outputs, ForTensors for_tensors) {
   for (const Named& output : outputs) {
     const Place place(*output.tensor);
     if (place.end == 0) continue;
@@ -83,7 +78,7 @@ void for_captures(const AttentionSpec& s, F f) {
 
 template <class Tensors>
 void require_apart(std::span<const Named> outputs, const Tensors& t, const AttentionSpec& spec) {
-  require_apart(outputs, [&](auto check) {
+  require_each_apart(outputs, [&](auto check) {
     for_operands(t, check);
     if constexpr (requires { t.dcaptures; }) {
       for (const Tensor& gradient : t.dcaptures) check("dcaptures", gradient);
@@ -95,15 +90,31 @@ void require_apart(std::span<const Named> outputs, const Tensors& t, const Atten
 
 }  // namespace
 
-void require_apart(const AppendTensors& t) {
-  const auto inputs = [&](auto check) { check("q", t.q), check("k", t.k), check("v", t.v); };
-  const std::array<Named, 2> caches = {{{"k_cache", &t.k_cache}, {"v_cache", &t.v_cache}}};
-  const std::array<Named, 1> rotated = {{{"rotated_q", &t.rotated_q}}};
-  require_apart(rotated, [&](auto check) {
-    inputs(check);
-    for (const Named& cache : caches) check(cache.name, *cache.tensor);
+void require_apart(std::span<const Named> outputs, std::span<const Named> inputs) {
+  require_each_apart(outputs, [&](auto check) {
+    for (const Named& output : outputs) check(output.name, *output.tensor);
+    for (const Named& input : inputs) check(input.name, *input.tensor);
   });
-  require_apart(caches, inputs);
+}
+
+void require_apart(const AppendTensors& t, const AppendSpec& s) {
+  std::vector<Named> others = {{"q", &t.q},
+                               {"k", &t.k},
+                               {"v", &t.v},
+                               {"lengths", &t.lengths},
+                               {"block_table", &s.block_table},
+                               {"cu_seqlens", &s.cu_seqlens},
+                               {"rotary.cos", &s.rotary.cos},
+                               {"rotary.sin", &s.rotary.sin},
+                               {"rotary.positions", &s.rotary.positions}};
+  const std::array<Named, 4> outputs = {{{"k_cache", &t.k_cache},
+                                         {"rotated_q", &t.rotated_q},
+                                         {"new_lengths", &t.new_lengths},
+                                         {"skipped", &t.skipped}}};
+  require_apart(outputs, others);
+  others.insert(others.end(), outputs.begin() + 1, outputs.end());
+  const std::array<Named, 1> values = {{{"v_cache", &t.v_cache}}};
+  require_apart(values, others);
 }
 
 void require_apart(const ForwardTensors& t, const AttentionSpec& spec) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "problem/problem.h"
 #include "tilewise/attention.h"
@@ -9,12 +10,18 @@
 
 namespace tilewise {
 
+struct Named {
+  const char* name;
+  const Tensor* tensor;
+};
+
 /// Throws InvalidArgument where an output has an element of an input or of another output. Views
 /// that interleave are taken to be apart, as those of one packed gradient are.
 void require_apart(const ForwardTensors& tensors, const AttentionSpec& spec);
 void require_apart(const BackwardTensors& tensors, const AttentionSpec& spec);
+void require_apart(std::span<const Named> outputs, std::span<const Named> inputs);
 /// The two caches may share memory with each other: latent rows are keys and values.
-void require_apart(const AppendTensors& tensors);
+void require_apart(const AppendTensors& tensors, const AppendSpec& spec);
 
 /// The caller's memory, workspace or saved state, of which a kernel uses `bytes`. Throws where a
 /// tensor of the problem has an element there, or where a GPU's kernels cannot use the address.

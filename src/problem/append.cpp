@@ -31,7 +31,7 @@ Tensor rows_of(const Append& a, const char* name, const Tensor& t) {
   require_beside_k(name, t, a.device);
   if (t.dtype != a.dtype)
     fail(name, t, "its type must be that of k, " + std::string(dtype_name(a.dtype)));
-  if (t.data == nullptr && t.numel() > 0) fail(name, t, "its data pointer is null");
+  arguments::require_data(name, t);
   return c;
 }
 
@@ -45,7 +45,7 @@ void require_sizes(const char* name, const Tensor& t, const std::array<std::int6
 void require_vector(const Append& a, const char* name, const Tensor& t, DType dtype) {
   require_beside_k(name, t, a.device);
   require_shape(name, t, dtype, {a.batch}, "(B)");
-  if (t.data == nullptr && a.batch > 0) fail(name, t, "its data pointer is null");
+  arguments::require_data(name, t);
 }
 
 void take_rows(Append& a, const AppendTensors& t, const AppendSpec& spec) {
@@ -73,6 +73,7 @@ void take_rows(Append& a, const AppendTensors& t, const AppendSpec& spec) {
   }
   require_beside_k("cu_seqlens", spec.cu_seqlens, a.device);
   check_offsets("cu_seqlens", spec.cu_seqlens, a.device);
+  arguments::require_data("cu_seqlens", spec.cu_seqlens);
   if (a.batch != 1) fail("k", t.k, "packed rows must have batch 1: (1, Hk, total, D)");
   a.rows = packed_bound("cu_seqlens", "max_seqlen", spec.cu_seqlens, spec.max_seqlen, a.rows);
   a.cu_seqlens = spec.cu_seqlens;
@@ -122,8 +123,7 @@ void take_caches(Append& a, const AppendTensors& t, const AppendSpec& spec) {
     fail("block_table", table, "expected int32 (B, max_pages) with B = " + std::to_string(a.batch));
   }
   require_countable("block_table", table);
-  if (table.data == nullptr && table.numel() > 0)
-    fail("block_table", table, "its data pointer is null");
+  arguments::require_data("block_table", table);
   a.table_pages = table.sizes[1];
   if (a.page_size > 0 && a.table_pages > Tensor::kMaxElems / a.page_size)
     fail("block_table", table, "its pages may hold at most 2^56 keys");
@@ -151,7 +151,7 @@ void take_rotary(Append& a, const Rotary& r) {
   for (const auto& [name, t] : {std::pair{"rotary.cos", &r.cos}, {"rotary.sin", &r.sin}}) {
     require_beside_k(name, *t, a.device);
     require_countable(name, *t);
-    if (t->data == nullptr && t->numel() > 0) fail(name, *t, "its data pointer is null");
+    arguments::require_data(name, *t);
   }
   if (r.positions.defined()) require_vector(a, "rotary.positions", r.positions, DType::int32);
 }
@@ -215,8 +215,6 @@ Append make_append(const AppendTensors& t, const AppendSpec& spec) {
   if (t.new_lengths.defined()) {
     require_vector(a, "new_lengths", t.new_lengths, DType::int32);
     arguments::require_no_overlap("new_lengths", t.new_lengths);
-    if (t.new_lengths.data == t.lengths.data && a.batch > 0)
-      fail("new_lengths", t.new_lengths, "it must not share memory with lengths");
     a.new_lengths = t.new_lengths;
   }
   if (t.skipped.defined()) {
@@ -226,7 +224,7 @@ Append make_append(const AppendTensors& t, const AppendSpec& spec) {
     a.skipped = t.skipped;
   }
   take_rotary(a, spec.rotary);
-  require_apart(t);
+  require_apart(t, spec);
   if (a.device.type == DeviceType::cpu) check_room(a);
   return a;
 }

@@ -4,7 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+
+#include "problem/plain_text.h"
 
 namespace tilewise::arguments {
 
@@ -17,9 +18,7 @@ void fail_value(const char* name, const std::string& value, const std::string& e
 }
 
 std::string number_text(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return text.data();
+  return tilewise::number_text(value, std::chars_format::general, 6);
 }
 
 std::string shape_text(const std::int64_t* sizes, int rank) {
@@ -51,11 +50,18 @@ Tensor canonical(const char* name, const Tensor& t) {
     if (t.sizes[static_cast<std::size_t>(i)] < 0) fail(name, t, "sizes must be >= 0");
   }
   require_countable(name, t);
-  if (t.rank == 4) return t;
   Tensor c = t;
-  c.rank = 4;
-  c.sizes = {t.sizes[0], 1, t.sizes[1], t.sizes[2]};
-  c.strides = {t.strides[0], 0, t.strides[1], t.strides[2]};
+  if (t.rank == 3) {
+    c.rank = 4;
+    c.sizes = {t.sizes[0], 1, t.sizes[1], t.sizes[2]};
+    c.strides = {t.strides[0], 0, t.strides[1], t.strides[2]};
+  }
+  // An axis of one element never moves. Its stride may be one that no address reaches.
+  constexpr std::int64_t kFar = std::int64_t{1} << 48;
+  for (std::size_t axis = 0; axis < 4; ++axis) {
+    if (c.sizes[axis] <= 1 && (c.strides[axis] > kFar || c.strides[axis] < -kFar))
+      c.strides[axis] = 0;
+  }
   return c;
 }
 
@@ -66,6 +72,14 @@ bool is_softcap(double value) {
 
 void require_device(const char* name, const Tensor& t, Device device) {
   if (t.device != device) fail(name, t, "it must be on q's device, " + device_name(device));
+}
+
+void require_data(const char* name, const Tensor& t) {
+  if (!t.defined() || t.numel() == 0) return;
+  if (t.data == nullptr) fail(name, t, "its data pointer is null");
+  const auto bytes = static_cast<std::uintptr_t>(dtype_bytes(t.dtype));
+  if (t.device.type == DeviceType::cuda && reinterpret_cast<std::uintptr_t>(t.data) % bytes != 0)
+    fail(name, t, "its data pointer is not a multiple of " + std::to_string(bytes) + " bytes");
 }
 
 void require_shape(const char* name, const Tensor& t, DType dtype,

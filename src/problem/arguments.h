@@ -31,6 +31,9 @@ Tensor canonical(const char* name, const Tensor& t);
 bool is_softcap(double value);
 
 void require_device(const char* name, const Tensor& t, Device device);
+
+/// A tensor with elements has memory. A GPU reads elements only at multiples of their size.
+void require_data(const char* name, const Tensor& t);
 void require_shape(const char* name, const Tensor& t, DType dtype,
                    std::initializer_list<std::int64_t> sizes, const char* words);
 

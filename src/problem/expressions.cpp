@@ -51,7 +51,7 @@ Function take_function(const Problem& p, const char* name, const Expression& giv
     const std::string who = captured_name(name, capture);
     arguments::require_device(who.c_str(), t, p.device);
     arguments::require_countable(who.c_str(), t);
-    if (t.numel() == 0 && p.batch * p.seq_q * p.seq_k > 0) {
+    if (t.numel() == 0 && p.batch > 0 && p.seq_q > 0 && p.seq_k > 0) {
       fail(who.c_str(), t, "it must not be empty");
     }
     require_32_bits(who, t);
@@ -246,9 +246,7 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
     }
     arguments::require_device(who.c_str(), t, p.device);
     arguments::require_no_overlap(who.c_str(), t);
-    if (purpose == Purpose::run && t.data == nullptr && t.numel() > 0) {
-      fail(who.c_str(), t, "its data pointer is null");
-    }
+    if (purpose == Purpose::run) arguments::require_data(who.c_str(), t);
     p.dcaptures[n] = t;
   }
   recognize_score(p);
@@ -259,12 +257,8 @@ void take_capture_gradients(Problem& p, const BackwardTensors& tensors, const At
 
 void require_capture_data(const AttentionSpec& spec) {
   const auto require = [](const char* name, const Expression& given) {
-    for (const Captured& capture : given.captures()) {
-      const Tensor& t = capture.tensor();
-      if (t.data == nullptr && t.numel() > 0) {
-        fail(captured_name(name, capture).c_str(), t, "its data pointer is null");
-      }
-    }
+    for (const Captured& capture : given.captures())
+      arguments::require_data(captured_name(name, capture).c_str(), capture.tensor());
   };
   require("score_expression", spec.score_expression);
   require("mask_expression", spec.mask_expression);

@@ -20,6 +20,7 @@ using arguments::canonical;
 using arguments::expand;
 using arguments::fail;
 using arguments::require_countable;
+using arguments::require_data;
 using arguments::require_device;
 using arguments::require_shape;
 
@@ -229,10 +230,6 @@ Tensor take_values(const Problem& p, const char* name, const Tensor& t, const Te
   if (access == Access::write) arguments::require_no_overlap(name, c);
   if (p.packed) c.strides[0] = 0;
   return c;
-}
-
-void require_data(const char* name, const Tensor& t) {
-  if (t.defined() && t.data == nullptr && t.numel() > 0) fail(name, t, "its data pointer is null");
 }
 
 /// What is read only beside another argument is not ignored without it: CONTRACT 19.

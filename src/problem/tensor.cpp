@@ -1,6 +1,8 @@
 #include "tilewise/tensor.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "problem/arguments.h"
 
@@ -56,9 +58,13 @@ std::string device_name(Device device) {
 }
 
 std::int64_t Tensor::numel() const {
-  std::int64_t n = rank > 0 ? 1 : 0;
-  for (int i = 0; i < rank; ++i) n *= sizes[static_cast<std::size_t>(i)];
-  return n;
+  const auto end = sizes.begin() + std::clamp(rank, 0, kMaxRank);
+  if (rank <= 0 || std::any_of(sizes.begin(), end, [](std::int64_t n) { return n <= 0; })) return 0;
+  // A tensor that no check has seen may have more elements than 64 bits count.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return std::accumulate(
+      sizes.begin(), end, std::int64_t{1},
+      [](std::int64_t n, std::int64_t size) { return n > kMost / size ? kMost : n * size; });
 }
 
 std::string Tensor::describe() const {

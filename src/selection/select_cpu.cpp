@@ -127,11 +127,11 @@ class Chooser {
   void take(std::int64_t end, std::uint8_t* taken) {
     if (by_.rule == BlockRule::top_k)
       return take_largest(scores_.data(), end, by_.count, order_, taken);
-    // Probabilities in the place of scores.
-    double top = *std::max_element(scores_.begin(), scores_.begin() + end);
-    if (std::isinf(top)) top = 0.0;
-    double all = 0.0;
-    for (std::int64_t j = 0; j < end; ++j) all += scores_[j] = std::exp(scores_[j] - top);
+    // Probabilities in the place of scores. Infinite scores share all of it.
+    double top = *std::max_element(scores_.begin(), scores_.begin() + end), all = 0.0;
+    if (std::isinf(top) && top < 0.0) top = 0.0;
+    for (std::int64_t j = 0; j < end; ++j)
+      all += scores_[j] = scores_[j] == top ? 1.0 : std::exp(scores_[j] - top);
     for (std::int64_t j = 0; j < end && all > 0.0; ++j) scores_[j] /= all;
     if (by_.rule == BlockRule::above) {
       for (std::int64_t j = 0; j < end; ++j) taken[j] = scores_[j] > by_.threshold ? 1 : 0;

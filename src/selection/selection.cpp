@@ -1,12 +1,15 @@
 #include "tilewise/selection.h"
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "cuda/kernels/rows/select.h"
+#include "problem/apart.h"
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "selection/shape.h"
@@ -53,6 +56,7 @@ void check_rule(const BlockSelection& by) {
 }
 
 void require_contiguous(const char* name, const Tensor& t) {
+  arguments::require_countable(name, t);
   if (t.numel() == 0) return;
   std::int64_t stride = 1;
   for (int axis = t.rank - 1; axis >= 0; --axis) {
@@ -79,10 +83,22 @@ std::int64_t bound(const Shape& s, const BlockSelection& by) {
     // A distance touches so many blocks of a row, and a row's blocks of keys come beside them.
     const bool lines = by.scorer == BlockScorer::vertical_slash;
     const std::int64_t touched = (by.block_q + by.block_k - 2) / by.block_k + 1;
-    const std::int64_t count = lines ? by.count * (1 + touched) : by.count;
-    if (count < most) most = std::min(most, count + beside + (by.keep_first ? 1 : 0));
+    const std::int64_t each = lines ? 1 + touched : 1;
+    if (by.count <= most / each)
+      most = std::min(most, by.count * each + beside + (by.keep_first ? 1 : 0));
   }
-  return s.all_rows() * most;
+  const std::int64_t rows = s.all_rows();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return rows > 0 && most > kMost / rows ? kMost : rows * most;
+}
+
+/// A call writes `outputs` and reads `inputs`.
+void require_memory(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
+  for (const auto& tensors : {outputs, inputs}) {
+    for (const Named& t : tensors) arguments::require_data(t.name, *t.tensor);
+  }
+  require_apart(std::span(outputs.begin(), outputs.size()),
+                std::span(inputs.begin(), inputs.size()));
 }
 
 void run(const Shape& s, const BlockSelection& by, const Target& to, const Launch& launch) {
@@ -144,6 +160,8 @@ void select_blocks(const Tensor& q, const Tensor& k, const BlockSelection& by,
   arguments::require_device("block_index", index, q.device);
   selection::require_contiguous("row_offsets", list.row_offsets);
   selection::require_contiguous("block_index", index);
+  selection::require_memory({{"row_offsets", &list.row_offsets}, {"block_index", &index}},
+                            {{"q", &q}, {"k", &k}, {"key_lengths", &by.key_lengths}});
   selection::run(s, by,
                  {.row_offsets = static_cast<std::int32_t*>(list.row_offsets.data),
                   .block_index = static_cast<std::int32_t*>(index.data)},
@@ -154,7 +172,9 @@ void select_block_mask(const Tensor& q, const Tensor& k, const BlockSelection& b
                        const Tensor& mask, const Launch& launch) {
   const selection::Shape s = selection::make_shape(q, k, by);
   selection::require_mask(mask, s);
-  if (mask.numel() == 0) return;  // and it may have no memory
+  selection::require_memory({{"mask", &mask}},
+                            {{"q", &q}, {"k", &k}, {"key_lengths", &by.key_lengths}});
+  if (mask.numel() == 0) return;
   selection::run(s, by, {.mask = static_cast<std::uint8_t*>(mask.data)}, launch);
 }
 
@@ -175,12 +195,24 @@ void require_cpu(const char* what, const Tensor& q) {
 void require_scores(const char* name, const Tensor& t, const Shape& s) {
   arguments::require_shape(name, t, DType::float32, {s.batch, s.heads_q, s.rows, s.columns},
                            "(B, Hq, query blocks, key blocks)");
+  arguments::require_device(name, t, s.q.device);
   selection::require_contiguous(name, t);
+}
+
+void set_zero(const Tensor& t) {
+  const auto& n = t.sizes;
+  const std::int64_t count = t.numel();
+  for (std::int64_t at = 0; at < count; ++at) {
+    const std::int64_t e = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1];
+    static_cast<float*>(t.data)[at / n[3] / n[2] / n[1] * t.strides[0] + h * t.strides[1] +
+                                i * t.strides[2] + e * t.strides[3]] = 0.0F;
+  }
 }
 
 void require_order(const char* name, const Tensor& t, const Tensor& of) {
   arguments::require_shape(name, t, DType::int32, {of.sizes[0], of.sizes[1], of.sizes[2]},
                            "(B, H, S)");
+  arguments::require_device(name, t, of.device);
   selection::require_contiguous(name, t);
 }
 
@@ -193,6 +225,8 @@ void score_blocks(const Tensor& q, const Tensor& k, const BlockSelection& by, co
   const Shape s = selection::make_shape(q, k, pooled);
   require_cpu("score_blocks", q);
   require_scores("scores", scores, s);
+  selection::require_memory({{"scores", &scores}},
+                            {{"q", &q}, {"k", &k}, {"key_lengths", &by.key_lengths}});
   if (scores.numel() == 0) return;
   selection::score_on_cpu(s, pooled, static_cast<float*>(scores.data), executor_of(launch));
 }
@@ -211,14 +245,13 @@ void score_blocks_backward(const Tensor& q, const Tensor& k, const BlockSelectio
     *made = arguments::canonical(name, *given);
     if (given->dtype != DType::float32 || made->sizes != like->sizes)
       arguments::fail(name, *given, "expected float32 with the sizes of its tensor");
-    for (std::int64_t at = 0; at < made->numel(); ++at) {
-      const auto& n = made->sizes;
-      const std::int64_t e = at % n[3], i = at / n[3] % n[2], h = at / n[3] / n[2] % n[1];
-      static_cast<float*>(
-          made->data)[at / n[3] / n[2] / n[1] * made->strides[0] + h * made->strides[1] +
-                      i * made->strides[2] + e * made->strides[3]] = 0.0F;
-    }
+    arguments::require_device(name, *given, q.device);
+    arguments::require_no_overlap(name, *made);
   }
+  selection::require_memory(
+      {{"dq", &dq}, {"dk", &dk}},
+      {{"q", &q}, {"k", &k}, {"key_lengths", &by.key_lengths}, {"d_scores", &d_scores}});
+  for (const Tensor* made : {&to.dq, &to.dk}) set_zero(*made);
   if (d_scores.numel() == 0) return;
   selection::score_backward_on_cpu(s, pooled, to, executor_of(launch));
 }
@@ -237,6 +270,7 @@ void cluster_route(const Tensor& q, const Tensor& k, const Tensor& centroids,
       centroids.sizes[1] < 1 || centroids.sizes[2] != s.head_dim || centroids.device != q.device) {
     fail("centroids", centroids, "expected (Hk, C, D) of q's type and device, C >= 1");
   }
+  arguments::require_countable("centroids", centroids);
   if (by.top < 1 || by.top > centroids.sizes[1])
     fail_value("top", std::to_string(by.top), "expected 1 to the number of clusters");
   if (!(by.threshold >= 0.0))
@@ -244,6 +278,10 @@ void cluster_route(const Tensor& q, const Tensor& k, const Tensor& centroids,
   require_order("query_order", query_order, s.q);
   require_order("key_order", key_order, s.k);
   selection::require_mask(mask, s);
+  selection::require_memory(
+      {{"query_order", &query_order}, {"key_order", &key_order}, {"mask", &mask}},
+      {{"q", &q}, {"k", &k}, {"key_lengths", &by.key_lengths}, {"centroids", &centroids}});
+  if (s.heads_k == 0) return;
   r.by = by;
   r.centroids = centroids;
   r.query_order = static_cast<std::int32_t*>(query_order.data);

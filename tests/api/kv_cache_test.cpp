@@ -235,6 +235,19 @@ TEST(Append, NamesTheArgument) {
   expect_parts(message([](Call& c) { c.t.v.data = c.v_pool.bytes.data(); }),
                {"v_cache", "memory with v;"});
   expect_parts(message([](Call& c) { c.t.new_lengths = c.t.lengths; }), {"new_lengths", "memory"});
+  expect_parts(message([](Call& c) { c.t.new_lengths.data = c.lengths.data() + 1; }),
+               {"new_lengths", "memory with lengths"});
+  expect_parts(message([](Call& c) { c.t.skipped.data = c.lengths.data(); }),
+               {"skipped", "memory with lengths"});
+  expect_parts(message([](Call& c) { c.spec.block_table.data = c.k_pool.bytes.data(); }),
+               {"k_cache", "memory with block_table"});
+  expect_parts(message([](Call& c) { c.t.rotated_q.data = c.v_pool.bytes.data(); }),
+               {"v_cache", "memory with rotated_q"});
+  expect_parts(message([](Call& c) {
+                 c.spec.cu_seqlens.data = nullptr;
+                 c.spec.max_seqlen = 9;
+               }),
+               {"cu_seqlens is", "its data pointer is null"});
   expect_parts(message([](Call& c) { c.spec.rotary.sin = {}; }), {"rotary.sin is not given"});
   expect_parts(
       message([](Call& c) { c.spec.rotary.cos.sizes[1] = c.spec.rotary.sin.sizes[1] = 7; }),

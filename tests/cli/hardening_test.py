@@ -83,6 +83,8 @@ class Hardening(unittest.TestCase):
         self.assert_refused("formula '': expected a value", "mask", "")
         self.assert_refused("files '': expected a value", "run", "")
         self.assert_refused("--hardware", "plan", "--hardware=")
+        self.assert_refused("--seq: a value is missing", "plan", "--seq")
+        self.assert_refused("--compare: a value is missing", "bench", "--compare", "old.json")
 
     def test_an_option_is_given_once(self) -> None:
         self.assert_refused("--seq is given 2 times", "plan", "--seq", "8", "--seq", "16")

@@ -67,6 +67,14 @@ class Tune(unittest.TestCase):
         (Path(self.folder.name) / "machine.json").mkdir()
         self.assertEqual(self.run_here("plan", *SHAPE).returncode, 0)
 
+    def test_a_state_folder_that_cannot_be_made_is_named_first(self) -> None:
+        folder = Path(self.folder.name) / "file" / "state"
+        folder.parent.write_text("")
+        self.state["TILEWISE_STATE_DIR"] = str(folder)
+        tuned = self.run_here("tune", *SHAPE, "--seconds", "100")
+        self.assertEqual(tuned.returncode, 2)
+        self.assertEqual(tuned.stderr, f"tilewise: {folder}: cannot be created: Not a directory\n")
+
     def test_what_is_not_tuned_says_so(self) -> None:
         packed = self.run_here("tune", "--case", "packed=5,9 h2 d16 f32", "--seconds", "0.1")
         self.assertIn("packed sequences", packed.stdout)

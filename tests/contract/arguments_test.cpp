@@ -99,5 +99,17 @@ TEST(Arguments, AKernelThatCannotRunTheProblemIsAnError) {
   EXPECT_THROW(run_forward(s, "no_such_kernel"), InvalidArgument);
 }
 
+TEST(Arguments, MergeSharesNoMemory) {
+  const Sizes sizes{1, 2, 3, 4};
+  Owned o(DType::float32, sizes), other(DType::float32, sizes);
+  Owned lse(DType::float32, {1, 2, 3}), other_lse(DType::float32, {1, 2, 3});
+  const auto told = [&](const Tensor& from, const Tensor& statistics) {
+    return complaint([&] { merge(o.tensor(), lse.tensor(), from, statistics); });
+  };
+  EXPECT_TRUE(names(told(o.tensor(), other_lse.tensor()), "memory with o_other"));
+  EXPECT_TRUE(names(told(other.tensor(), lse.tensor()), "memory with lse_other"));
+  EXPECT_EQ(told(other.tensor(), other_lse.tensor()), "");
+}
+
 }  // namespace
 }  // namespace tilewise::contract

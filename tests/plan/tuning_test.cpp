@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "comma_locale.h"
 #include "plan/choose.h"
 
 namespace tilewise {
@@ -65,6 +66,16 @@ TEST(Tuning, IsAskedBeforeTheModel) {
             "tuned: measured on this device, 0.25 ms; the model's choice takes 0.5 ms");
   ASSERT_EQ(plan.refusals.size(), 2U);
   EXPECT_EQ(plan.refusals[0].reason, "tuned: many is faster, as measured");
+}
+
+TEST(Tuning, FilesAndKeysAreTheSameInEveryLocale) {
+  const Tuning tuning = tuned({"many", {16, 8, 1, 1}, 0.25, 1234.5});
+  const Hardware large{.name = "a CPU", .threads = 1024, .isa = "avx2"};
+  const std::string text = tuning.text(), key = tuning_key(problem(), large);
+  const CommaLocale comma;
+  EXPECT_EQ(tuned({"many", {16, 8, 1, 1}, 0.25, 1234.5}).text(), text);
+  EXPECT_EQ(tuning_key(problem(), large), key);
+  EXPECT_EQ(Tuning::parse(text, "file", "here").text(), text);
 }
 
 TEST(Tuning, LeavesWhatIsNamedAndWhatIsDeterministic) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "problem/arguments.h"
 #include "spoiled_call.h"
 
 namespace tilewise {
@@ -56,6 +57,36 @@ TEST(Problem, SizesAndStridesThatNoAddressReachesAreRefused) {
                }),
                {"bias is", "at most 4 axes"});
   EXPECT_THROW(Tensor::bshd(nullptr, DType::float32, kHuge, kHuge, 1, 1), InvalidArgument);
+  // 2^80 elements are not 0.
+  expect_parts(forward_message([](Call& c) {
+                 c.forward.k.data = nullptr;
+                 c.forward.k.sizes[1] = c.forward.k.sizes[2] = kHuge;
+               }),
+               {"k is", "its data pointer is null"});
+}
+
+TEST(Problem, AnAxisOfOneElementNeverMoves) {
+  for (const std::int64_t stride : {INT64_MAX, INT64_MIN, std::int64_t{0}, std::int64_t{9}}) {
+    Tensor t = Tensor::bhsd(nullptr, DType::float32, 1, 4, 5, 8);
+    t.strides[0] = stride;
+    EXPECT_EQ(arguments::canonical("q", t).strides[0], stride == 9 ? 9 : 0);
+  }
+}
+
+TEST(Problem, AGpuReadsWholeElements) {
+  alignas(8) static std::byte memory[16];
+  const auto message = [](std::size_t offset, Device device) -> std::string {
+    try {
+      arguments::require_data("k",
+                              Tensor::contiguous(memory + offset, DType::float32, {1}, device));
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(message(4, {DeviceType::cuda, 0}), "accepted");
+  EXPECT_EQ(message(2, {}), "accepted");
+  expect_parts(message(2, {DeviceType::cuda, 0}), {"k is", "not a multiple of 4 bytes"});
 }
 
 TEST(Problem, StridesOfIntegerArgumentsAreJudged) {

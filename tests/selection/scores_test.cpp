@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "expect_parts.h"
 #include "tilewise/error.h"
 #include "tilewise/selection.h"
 
@@ -217,6 +218,47 @@ TEST(ClusterRoute, NamesBadInput) {
   EXPECT_THROW(cluster_route(in.tq(), in.tk(), c, {.top = 1, .threshold = -1.0}, {}, {}, {}),
                InvalidArgument);
   EXPECT_THROW(score_blocks(in.tq(), in.tk(), {}, c), InvalidArgument);
+}
+
+TEST(ClusterRoute, NoHeadsAreNoError) {
+  Inputs in;
+  const Tensor none = Tensor::contiguous(nullptr, DType::float32, {kBatch, 0, kQueries, kDim});
+  const auto empty = [](DType dtype, std::initializer_list<std::int64_t> sizes) {
+    return Tensor::contiguous(nullptr, dtype, sizes);
+  };
+  cluster_route(none, none, empty(DType::float32, {0, 1, kDim}), {.top = 1},
+                empty(DType::int32, {kBatch, 0, kQueries}),
+                empty(DType::int32, {kBatch, 0, kQueries}), empty(DType::uint8, {kBatch, 0, 1, 1}));
+}
+
+/// Outputs have memory of their own, which a refused call leaves.
+TEST(BlockScores, MemoryIsThereAndSharesNothing) {
+  Inputs in;
+  std::vector<float> scores(kScores, 1.0F), dq(in.q.size(), 7.0F), dk(in.k.size(), 7.0F);
+  const BlockSelection by = selection(in, false);
+  const auto told = [&](std::vector<float>& ds, const Tensor& to_q, const Tensor& to_k) {
+    try {
+      score_blocks_backward(in.tq(), in.tk(), by, of_scores(ds), to_q, to_k);
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(dq, std::vector<float>(dq.size(), 7.0F));
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const Tensor of_q = Inputs::of_queries(dq);
+  Tensor of_k = Inputs::of_keys(dk);
+  expect_parts(told(scores, of_q, of_q), {"dk is", "expected float32 with the sizes"});
+  expect_parts(told(scores, of_q, in.tk()), {"dk is", "memory with k"});
+  of_k.strides[2] = 0;
+  expect_parts(told(scores, of_q, of_k), {"dk is", "overlap"});
+  of_k = Inputs::of_keys(dk);
+  of_k.data = nullptr;
+  expect_parts(told(scores, of_q, of_k), {"dk is", "its data pointer is null"});
+  of_k = Inputs::of_keys(dk);
+  of_k.device = {DeviceType::cuda, 0};
+  expect_parts(told(scores, of_q, of_k), {"dk is", "q's device"});
+  EXPECT_EQ(told(scores, of_q, Inputs::of_keys(dk)), "accepted");
+  EXPECT_THROW(score_blocks(in.tq(), in.tk(), by, of_scores(in.q)), InvalidArgument);
 }
 
 }  // namespace

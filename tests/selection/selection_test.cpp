@@ -13,6 +13,7 @@
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/kernels/rows/select.h"
+#include "expect_parts.h"
 #include "tilewise/error.h"
 
 namespace tilewise {
@@ -332,6 +333,66 @@ TEST(Selection, BadInputIsNamed) {
   EXPECT_EQ(told({.count = 2}), "");
   EXPECT_NE(told({.scorer = BlockScorer::antidiagonal, .stride = 5}).find("stride"),
             std::string::npos);
+}
+
+TEST(Selection, TheBoundOfAHugeCountIsThatOfAllBlocks) {
+  Inputs in;
+  for (const BlockScorer scorer : {BlockScorer::pooled, BlockScorer::vertical_slash}) {
+    const BlockSelection by = {.count = std::int64_t{1} << 62, .scorer = scorer};
+    EXPECT_EQ(selected_blocks_bound(in.tq(), in.tk(), by), 2 * 4 * 3 * 3);
+  }
+  Tensor q = in.tq(), k = in.tk();
+  q.sizes[2] = k.sizes[2] = std::int64_t{1} << 40;
+  q.strides[2] = k.strides[2] = 0;
+  EXPECT_THROW(selected_blocks_bound(q, k, {.block_q = 1, .block_k = 1, .count = 1LL << 40}),
+               InvalidArgument);
+}
+
+/// Memory is judged before anything is written.
+TEST(Selection, MemoryIsThereAndSharesNothing) {
+  Inputs in;
+  std::vector<std::int32_t> memory(256, 7);
+  const BlockSelection by = {.count = 2};
+  const auto told = [&](Tensor q, std::int32_t* offsets, std::int32_t* index) -> std::string {
+    try {
+      select_blocks(q, in.tk(), by,
+                    {Tensor::contiguous(offsets, DType::int32, {2, 4, 4}),
+                     Tensor::contiguous(index, DType::int32, {72})});
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(memory, std::vector<std::int32_t>(256, 7));
+      return error.what();
+    }
+    return "accepted";
+  };
+  Tensor no_memory = in.tq();
+  no_memory.data = nullptr;
+  std::int32_t* const room = memory.data();
+  expect_parts(told(no_memory, room, room + 32), {"q is", "its data pointer is null"});
+  expect_parts(told(in.tq(), nullptr, room), {"row_offsets is", "its data pointer is null"});
+  expect_parts(told(in.tq(), room, nullptr), {"block_index is", "its data pointer is null"});
+  expect_parts(told(in.tq(), room, room + 31), {"block_index is", "memory with row_offsets"});
+  EXPECT_EQ(told(in.tq(), room, room + 32), "accepted");
+}
+
+TEST(Selection, InfiniteScoresShareTheProbability) {
+  Inputs in;
+  for (float& x : in.q) x = 1.0F;
+  for (std::int64_t j = 128; j < in.seq_k; ++j) {  // the last block of every key head
+    for (std::int64_t head = 0; head < in.batch * in.heads_k; ++head)
+      in.k[static_cast<std::size_t>((head * in.seq_k + j) * in.dim)] = INFINITY;
+  }
+  std::vector<std::uint8_t> mask(2 * 4 * 3 * 3);
+  for (const BlockRule rule : {BlockRule::mass, BlockRule::above}) {
+    const BlockSelection by = {.weights = {.mean = 0.0, .maximum = 1.0},
+                               .rule = rule,
+                               .mass = 0.9,
+                               .threshold = 0.5,
+                               .keep_diagonal = false,
+                               .keep_first = false};
+    select_block_mask(in.tq(), in.tk(), by,
+                      Tensor::contiguous(mask.data(), DType::uint8, {2, 4, 3, 3}));
+    for (std::size_t n = 0; n < mask.size(); ++n) EXPECT_EQ(mask[n], n % 3 == 2 ? 1 : 0) << n;
+  }
 }
 
 }  // namespace

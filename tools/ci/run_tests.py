@@ -20,6 +20,11 @@ LOGS = ROOT / "build/logs"
 COMPILING = "CompileCleanly|CompileWithoutSpills|ListUnits"
 # Instruction sets whose kernels share their tasks with those of avx2 and amx, source and all.
 SAME_TASKS = "[/_](scalar|avx512|avx512bf16)( |$)"
+# Tests of figures, whose code other tests run under a sanitizer too: gradients beside differences
+# (Float32IsNearItsTwin takes the same models), how workers share and how much is worked out, and
+# tiles shared by heads in rows that have none of them.
+FIGURES = "Derivatives[.]AreFiniteDifferences|C119WorkersShareTheWork|C120HiddenScores"
+FIGURES += "|RowsOfAGroupShareTiles/(reference|baseline|eager|fused)_"
 # Each stage's preset, the targets that it builds and the tests that it runs, as ninja's and ctest's
 # arguments; lint and python are made otherwise.
 STAGES: dict[str, tuple[str, list[str], list[str]]] = {
@@ -31,14 +36,14 @@ STAGES: dict[str, tuple[str, list[str], list[str]]] = {
     "asan": (
         "asan",
         [],
-        ["-LE", "install|fuzz", "-E", f"{COMPILING}|Accuracy|three_way_|time_model_test"],
+        ["-LE", "install|fuzz", "-E", f"{COMPILING}|{FIGURES}|Accuracy|three_way_|time_model_test"],
     ),
     "fuzz": ("asan", ["fuzz_targets"], ["-L", "fuzz"]),
     # What Accuracy has of threads runs in the contract's tests too.
     "tsan": (
         "tsan",
         ["threads_tests"],
-        ["-L", "threads", "-E", f"{COMPILING}|Accuracy|{SAME_TASKS}"],
+        ["-L", "threads", "-E", f"{COMPILING}|{FIGURES}|Accuracy|{SAME_TASKS}"],
     ),
 }
 ENVIRONMENT = {

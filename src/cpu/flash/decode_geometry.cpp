@@ -1,7 +1,10 @@
 #include "cpu/flash/decode_geometry.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <numeric>
+#include <utility>
 
 #include "cpu/micro/bf16_micro.h"
 #include "expression/block_map.h"
@@ -29,6 +32,29 @@ bool whole_rows(const Tensor& t, const Micro& micro) {
   return t.strides[3] == 1 && t.sizes[3] % micro.lanes == 0;
 }
 
+/// Rows up to which reading K where it lies costs less than packing it first.
+std::int64_t most_unpacked_rows(const Problem& p) { return 4 + p.head_dim / 16; }
+
+/// True when K is packed where it lies, without a copy in float32 before.
+bool packs_in_place(const Problem& p) { return p.dtype == DType::float32 && !p.paged; }
+
+/// Query rows of a key head that read K where it lies.
+std::int64_t reading_rows(const Problem& p, Isa isa) {
+  // A register tile of AVX2 gains less.
+  if (isa < Isa::avx512 || !packs_in_place(p)) return kReadingRows;
+  // Heads beside each other are read in memory's order, and packed one by one.
+  const std::int64_t more = interleaved(p, p.k) ? 4 : 0;
+  return std::min<std::int64_t>(kReadingRows, most_unpacked_rows(p) + more);
+}
+
+/// Query rows of a head that tiles are full enough of, and keys that stay in cache when all of a
+/// head are packed at once.
+bool fills_tiles(const Problem& p) {
+  constexpr std::int64_t kShortElems = 32 << 10;  // of a head's K
+  return packs_in_place(p) && p.seq_q > most_unpacked_rows(p) &&
+         p.seq_k * p.head_dim <= kShortElems;
+}
+
 /// Bytes of a key and a value of `heads` heads in bfloat16.
 std::int64_t key_bytes(const Problem& p, std::int64_t heads) {
   return 2 * heads * (p.head_dim + p.head_dim_v);
@@ -44,6 +70,28 @@ std::int64_t listed_block_keys(const Problem& p, std::int64_t heads) {
   std::int64_t keys = kMostListedKeys;
   while (keys > kSharedBlockKeys && keys * key_bytes(p, heads) > kBlockBytes) keys /= 2;
   return keys;
+}
+
+/// Floats of the parts of a worker's scratch, in their order, each in cache lines of its own.
+std::array<std::int64_t, 11> scratch_parts(const DecodeGeometry& g) {
+  constexpr std::int64_t kLine = 16;
+  const std::int64_t rows = g.together * g.rows;
+  const std::int64_t padded_rows = round_up(g.strip_rows, g.row_unit);
+  const std::int64_t unpacked = g.row_unit > 1 ? padded_rows * g.ld_q : 0;
+  const std::int64_t weights = g.bf16 ? padded_rows * g.block_keys : 0;
+  std::array<std::int64_t, 11> parts{rows * g.ld_v,
+                                     rows,
+                                     rows,
+                                     g.together * g.q_rows * g.ld_q,
+                                     ceil_div(unpacked, 2),
+                                     g.strip_rows * g.block_keys,
+                                     g.strip_rows,
+                                     ceil_div(weights, 2),
+                                     g.packs ? g.block_keys * g.ld_q : 0,
+                                     g.k_in_place ? 0 : g.block_keys * g.ld_q,
+                                     g.v_in_place ? 0 : g.block_keys * g.ld_v};
+  for (std::int64_t& part : parts) part = round_up(part, kLine);
+  return parts;
 }
 
 /// True when heads may have lists of their own: the problem's, or those that its mask becomes.
@@ -64,7 +112,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       rows(p.group() * p.seq_q),
       pairs(p.batch * p.heads_k),
       splits(std::max<std::int64_t>(1, ceil_div(p.seq_k, kSplitKeys))),
-      packs(!bf16 && rows > kReadingRows),
+      packs(!bf16 && rows > reading_rows(p, isa)),
       strip_heads(p.group()),
       strip_rows(rows),
       chunk_heads(p.group()),
@@ -76,13 +124,13 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
   lanes = bf16 ? kPairLanes : m.lanes;
   ld_q = round_up(p.head_dim, lanes);
   ld_v = round_up(p.head_dim_v, lanes);
-  const bool unpacked = !packs || (p.dtype == DType::float32 && !p.paged);
+  const bool unpacked = !packs || packs_in_place(p);
   k_in_place = bf16 || (whole_rows(p.k, m) && unpacked);
   v_in_place = bf16 || (whole_rows(p.v, m) && unpacked);
   const bool shared_k = interleaved(p, p.k), shared_v = interleaved(p, p.v);
   lists_k = bf16 || (k_in_place && !packs && (p.paged || shared_k));
   lists_v = bf16 || (v_in_place && !packs && (p.paged || shared_v));
-  const bool in_place = k_in_place && v_in_place, few = rows <= kReadingRows;
+  const bool in_place = k_in_place && v_in_place, few = !packs && rows <= kReadingRows;
   block_keys = !in_place                   ? kCopiedBlockKeys
                : bf16                      ? listed_block_keys(p, 1)
                : rows <= kRowsOfLongBlocks ? kMostBlockKeys
@@ -96,7 +144,7 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
       if (p.heads_k % heads == 0 && enough && fits) together = heads;
     }
   }
-  partials = splits > 1 ? pairs * splits : workers * together;
+  partials = splits > 1 ? pairs * splits : 0;
   q_rows = rows;
   if (few) {
     q_rows = round_up(rows, row_unit);
@@ -128,7 +176,8 @@ DecodeGeometry::DecodeGeometry(const Problem& p, Isa isa, int threads)
 
 bool few_query_rows(const Problem& p) {
   if (takes_first_kernel(p)) return false;
-  return p.group() * p.seq_q <= kFewRows || (p.group() > 1 && p.seq_q <= kMostQueries);
+  if (p.group() > 1) return p.group() * p.seq_q <= kFewRows || p.seq_q <= kMostQueries;
+  return p.group() * p.seq_q <= kFewRows && !fills_tiles(p);
 }
 
 bool beats_tiles(const Problem& p) {
@@ -157,26 +206,37 @@ CpuForm flash_form(const Problem& p, Isa isa) {
   return reads && p.pass == Pass::forward ? CpuForm::decode : CpuForm::flash;
 }
 
+DecodeScratch::DecodeScratch(const DecodeGeometry& g, float* base, int slot) {
+  float* at = base + slot * elems(g);
+  std::size_t part = 0;
+  const auto next = [&, parts = scratch_parts(g)] { return std::exchange(at, at + parts[part++]); };
+  const auto next_half = [&] { return reinterpret_cast<Bf16*>(next()); };
+  o = next();
+  m = next();
+  l = next();
+  q = next();
+  unpacked_q = next_half();
+  s = next();
+  alpha = next();
+  p = next_half();
+  panels = next();
+  k = next();
+  v = next();
+}
+
+std::int64_t DecodeScratch::elems(const DecodeGeometry& g) {
+  const auto parts = scratch_parts(g);
+  return own_pages(std::accumulate(parts.begin(), parts.end(), std::int64_t{0}));
+}
+
 std::vector<MemoryPart> workspace_items(const DecodeGeometry& g) {
   using Role = MemoryItem::Role;
-  const auto item = [](const char* name, std::initializer_list<std::int64_t> shape,
-                       DType dtype = DType::float32) {
-    return memory_part(name, Role::workspace, dtype, shape);
+  const auto item = [](const char* name, std::initializer_list<std::int64_t> shape) {
+    return memory_part(name, Role::workspace, DType::float32, shape);
   };
-  return {
-      item("O of splits", {g.partials, g.rows, g.ld_v}),
-      item("m, l of splits", {2, g.partials, g.rows}),
-      item("Q rows", {g.workers, g.together * g.q_rows, g.ld_q},
-           g.bf16 ? DType::bfloat16 : DType::float32),
-      item("Q rows to pack",
-           {g.row_unit > 1 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.ld_q},
-           DType::bfloat16),
-      item("S strip, alpha", {g.workers, g.strip_rows, g.block_keys + 1}),
-      item("P strip", {g.bf16 ? g.workers : 0, round_up(g.strip_rows, g.row_unit), g.block_keys},
-           DType::bfloat16),
-      item("packed K", {g.workers, g.packs ? g.block_keys : 0, g.ld_q}),
-      item("K rows", {g.workers, g.k_in_place ? 0 : g.block_keys, g.ld_q}),
-      item("V rows", {g.workers, g.v_in_place ? 0 : g.block_keys, g.ld_v})};
+  return {item("O of splits", {g.partials, g.rows, g.ld_v}),
+          item("m, l of splits", {2, g.partials, g.rows}),
+          item("workers' scratch", {g.workers, DecodeScratch::elems(g)})};
 }
 
 Prepared flash_decode_prepared(const KernelRow& row, const Problem& problem,

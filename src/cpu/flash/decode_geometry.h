@@ -6,6 +6,7 @@
 
 #include "cpu/flash/flash.h"
 #include "cpu/flash/tiles.h"
+#include "cpu/micro/bf16_micro.h"
 
 namespace tilewise::cpu {
 
@@ -25,7 +26,7 @@ struct DecodeGeometry {
   std::int64_t rows;        ///< query rows of a key head
   std::int64_t pairs;       ///< (sequence, key head)
   std::int64_t splits;
-  std::int64_t partials;  ///< O, m and l of a key head: of all splits, or of one for each worker
+  std::int64_t partials;  ///< O, m and l of a key head, of all splits; 0 where there is one
   bool packs;             ///< K into panels
   bool k_in_place, v_in_place;
   bool lists_k, lists_v;  ///< rows are found by a list
@@ -40,6 +41,21 @@ struct DecodeGeometry {
   int workers;
 
   DecodeGeometry(const Problem& p, Isa isa, int threads);
+};
+
+/// Scratch of one worker.
+struct DecodeScratch {
+  float *o, *m, *l;  ///< of a task's key heads, `rows` each
+  float* q;          ///< of a task's key heads, q_rows each: float32 or bfloat16
+  Bf16* unpacked_q;  ///< a strip's rows before they are packed
+  float *s, *alpha;  ///< of a strip's rows
+  Bf16* p;           ///< of a strip's rows, in whole units
+  float* panels;     ///< packed K
+  float *k, *v;      ///< rows of a block that are not read where they lie
+
+  DecodeScratch(const DecodeGeometry& g, float* base, int slot);
+  /// In floats.
+  static std::int64_t elems(const DecodeGeometry& g);
 };
 
 std::vector<MemoryPart> workspace_items(const DecodeGeometry& g);

@@ -39,27 +39,20 @@ class Decode {
     o_ = cut.take<float>(partial_rows * g_.ld_v);
     m_ = cut.take<float>(2 * partial_rows);
     l_ = m_ + partial_rows;
-    const std::int64_t q_elems = g_.workers * g_.together * g_.q_rows * g_.ld_q;
-    const std::int64_t padded_rows = round_up(g_.strip_rows, g_.row_unit);
-    q_bf16_ = g_.bf16 ? cut.take<Bf16>(q_elems) : nullptr;
-    q_ = g_.bf16 ? nullptr : cut.take<float>(q_elems);
-    unpacked_q_ = cut.take<Bf16>(g_.row_unit > 1 ? g_.workers * padded_rows * g_.ld_q : 0);
-    s_ = cut.take<float>(g_.workers * g_.strip_rows * (g_.block_keys + 1));
-    p_bf16_ = cut.take<Bf16>(g_.bf16 ? g_.workers * padded_rows * g_.block_keys : 0);
-    panels_ = cut.take<float>(g_.packs ? g_.workers * g_.block_keys * g_.ld_q : 0);
-    k_ = cut.take<float>(g_.k_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_q);
-    v_ = cut.take<float>(g_.v_in_place ? 0 : g_.workers * g_.block_keys * g_.ld_v);
+    scratch_ = cut.take<float>(g_.workers * DecodeScratch::elems(g_));
   }
 
   void run() {
     const bool even = g_.splits == 1 && is_even(p_);
     const auto run = even ? run_even_tasks : run_tasks;
     run(executor_, g_.workers, g_.pairs / g_.together * g_.splits * g_.chunks,
-        [&](std::int64_t task, int slot) { attend(task, slot); });
+        [&](std::int64_t task, int slot) {
+          attend(task, {g_, scratch_, slot});
+        });
     if (g_.splits > 1) {
       run_tasks(executor_, g_.workers, g_.pairs * g_.chunks, [&](std::int64_t task, int) {
         const std::int64_t pair = task / g_.chunks;
-        join(pair, chunk(task % g_.chunks), pair * g_.splits);
+        join(pair, chunk(task % g_.chunks), partial(pair * g_.splits));
       });
     }
     clear_rows_past_the_end(p_);
@@ -115,17 +108,15 @@ class Decode {
     std::int64_t b, pair, split;  ///< pair: that of the first key head
     std::int64_t h, count;        ///< first query head, and how many each key head has
     int q_rows;                   ///< queries of a head
-    int slot;                     ///< of the worker
     KeyRange keys;                ///< of the split, that some row sees
     std::int64_t rows() const { return q_rows * count; }
   };
 
-  Task task_of(std::int64_t index, int slot) const {
+  Task task_of(std::int64_t index) const {
     const std::int64_t part = index / g_.chunks;
     Task task{.heads = chunk(index % g_.chunks),
               .pair = part / g_.splits * g_.together,
-              .split = part % g_.splits,
-              .slot = slot};
+              .split = part % g_.splits};
     task.b = task.pair / p_.heads_k;
     task.sequence = p_.sequence(task.b);
     task.h = task.pair % p_.heads_k * p_.group() + task.heads.begin;
@@ -140,18 +131,23 @@ class Decode {
     return task;
   }
 
-  void attend(std::int64_t index, int slot) const {
-    const Task task = task_of(index, slot);
+  void attend(std::int64_t index, const DecodeScratch& scratch) const {
+    const Task task = task_of(index);
     if (task.rows() <= 0) return;  // no queries, or no query heads: their key head cannot be told
-    attend_keys(task, slot);
-    if (g_.splits > 1) return;
-    for (std::int64_t n = 0; n < g_.together; ++n)
-      join(task.pair + n, task.heads, partial(task, n));
+    attend_keys(task, scratch);
+    for (std::int64_t n = 0; n < g_.together; ++n) {
+      const State state = state_of(scratch, n);
+      if (g_.splits == 1) {
+        join(task.pair + n, task.heads, state);
+      } else {
+        keep(task, state, partial((task.pair + n) * g_.splits + task.split));
+      }
+    }
   }
 
-  void attend_keys(const Task& task, int slot) const {
+  void attend_keys(const Task& task, const DecodeScratch& scratch) const {
     for (std::int64_t n = 0; n < g_.together; ++n) {
-      const State state = state_of(task, n);
+      const State state = state_of(scratch, n).from(first_row(task), g_.ld_v);
       std::fill_n(state.o, task.rows() * g_.ld_v, 0.0F);
       std::fill_n(state.m, task.rows(), kNothing);
       std::fill_n(state.l, task.rows(), 0.0F);
@@ -159,7 +155,7 @@ class Decode {
     if (task.keys.empty()) return;
     for (std::int64_t n = 0; n < g_.together; ++n) {
       for_strips(place_of(task, n, {0, 0}), task.count,
-                 [&](const Strip& strip) { load_queries(strip, first_q_row(slot, n), slot); });
+                 [&](const Strip& strip) { load_queries(strip, n, scratch); });
     }
     products_enter();
     Listing listings[2];
@@ -170,7 +166,7 @@ class Decode {
     while (!run.empty()) {
       const KeyRange after = next_run(task, run.end);
       list_rows(task.b, task.sequence, after, *next);
-      attend_block(task, run, *now, *next, slot);
+      attend_block(task, run, *now, *next, scratch);
       run = after;
       std::swap(now, next);
     }
@@ -190,7 +186,7 @@ class Decode {
 
   /// One block of keys, listed in `now`, for all key heads of a task. `next` has those after it.
   void attend_block(const Task& task, KeyRange run, const Listing& now, const Listing& next,
-                    int slot) const {
+                    const DecodeScratch& scratch) const {
     const std::int64_t first_head = task.pair % p_.heads_k;
     Asked asked = asked_for(first_head, g_.together, next);
     for (std::int64_t n = 0; n < g_.together; ++n) {
@@ -199,11 +195,10 @@ class Decode {
         const bool last = n + 1 == g_.together;
         asked = asked_for(last ? first_head : first_head + n + 1, 1, last ? next : now);
       }
-      const Block block = load_block(place, slot, now, asked);
-      const State state = state_of(task, n);
-      for_strips(place, task.count, [&](const Strip& strip) {
-        step(strip, block, slot, first_q_row(slot, n), state);
-      });
+      const Block block = load_block(place, scratch, now, asked);
+      const State state = state_of(scratch, n).from(first_row(task), g_.ld_v);
+      for_strips(place, task.count,
+                 [&](const Strip& strip) { step(strip, block, n, state, scratch); });
     }
   }
 
@@ -218,10 +213,8 @@ class Decode {
             static_cast<int>(keys.end - keys.begin),
             g_.block_keys};
   }
-  /// Of a task's key head n, in the workspace.
-  std::int64_t first_q_row(int slot, std::int64_t n) const {
-    return (slot * g_.together + n) * g_.q_rows;
-  }
+  /// Of a task, among the rows of a key head.
+  static std::int64_t first_row(const Task& task) { return task.heads.begin * task.q_rows; }
 
   /// Rows of some heads at the same queries, row `first` of the chunk's and those after it;
   /// `place` is that of the first head.
@@ -232,24 +225,24 @@ class Decode {
     int rows() const { return static_cast<int>(heads) * place.rows; }
   };
 
-  /// A strip's from row `row` of the workspace on: times scale, but for products of bfloat16 as
-  /// these take them.
-  void load_queries(const Strip& strip, std::int64_t row, int slot) const {
+  /// A strip's, of a task's key head n: times scale, but for products of bfloat16 as these take
+  /// them.
+  void load_queries(const Strip& strip, std::int64_t n, const DecodeScratch& scratch) const {
     const TilePlace& place = strip.place;
     const auto dim = static_cast<int>(p_.head_dim);
     const std::int64_t first = place.sequence.q_begin + place.i0;
     const bool packs = g_.row_unit > 1;
-    const std::int64_t at = (row + strip.q) * g_.ld_q;
+    const std::int64_t at = (n * g_.q_rows + strip.q) * g_.ld_q;
     const std::int64_t head_elems = place.rows * g_.ld_q;
     if (!g_.bf16) {
       for (std::int64_t head = 0; head < strip.heads; ++head) {
         load_rows(p_.q, place.b, place.h + head, first, place.rows, dim,
-                  q_ + at + head * head_elems, g_.ld_q, p_.scale);
+                  scratch.q + at + head * head_elems, g_.ld_q, p_.scale);
       }
       return;
     }
-    Bf16* rows =
-        packs ? unpacked_q_ + slot * round_up(g_.strip_rows, g_.row_unit) * g_.ld_q : q_bf16_ + at;
+    Bf16* q = reinterpret_cast<Bf16*>(scratch.q) + at;
+    Bf16* rows = packs ? scratch.unpacked_q : q;
     for (std::int64_t head = 0; head < strip.heads; ++head) {
       bf16_rows(p_.q, place.b, place.h + head, {first, place.rows, place.rows},
                 rows + head * head_elems, g_.ld_q);
@@ -259,7 +252,7 @@ class Decode {
     std::fill_n(rows + strip.rows() * g_.ld_q, (padded - strip.rows()) * g_.ld_q, Bf16{0});
     for (std::int64_t r = 0; r < padded; r += g_.row_unit) {
       products_->pack_transposed_pairs(static_cast<int>(g_.row_unit), static_cast<int>(g_.ld_q),
-                                       rows + r * g_.ld_q, g_.ld_q, q_bf16_ + at + r * g_.ld_q,
+                                       rows + r * g_.ld_q, g_.ld_q, q + r * g_.ld_q,
                                        2 * g_.row_unit);
     }
   }
@@ -271,17 +264,27 @@ class Decode {
     if (products_ != nullptr) products_->leave();
   }
 
+  /// Of rows of a key head.
   struct State {
     float *o, *m, *l;
+    State from(std::int64_t row, std::int64_t ld_v) const {
+      return {o + row * ld_v, m + row, l + row};
+    }
   };
-  /// Which partial results a task's key head n has. Those of one split are joined at once, so that
-  /// they stay in the worker's cache.
-  std::int64_t partial(const Task& task, std::int64_t n) const {
-    return g_.splits > 1 ? (task.pair + n) * g_.splits + task.split : task.slot * g_.together + n;
+  /// Of a task's key head n.
+  State state_of(const DecodeScratch& scratch, std::int64_t n) const {
+    return State{scratch.o, scratch.m, scratch.l}.from(n * g_.rows, g_.ld_v);
   }
-  State state_of(const Task& task, std::int64_t n) const {
-    const std::int64_t at = partial(task, n) * g_.rows + task.heads.begin * task.q_rows;
-    return {o_ + at * g_.ld_v, m_ + at, l_ + at};
+  /// Those of a key head that wait for those of its other splits.
+  State partial(std::int64_t index) const {
+    return State{o_, m_, l_}.from(index * g_.rows, g_.ld_v);
+  }
+
+  void keep(const Task& task, const State& state, const State& partial) const {
+    const std::int64_t row = first_row(task);
+    std::copy_n(state.o + row * g_.ld_v, task.rows() * g_.ld_v, partial.o + row * g_.ld_v);
+    std::copy_n(state.m + row, task.rows(), partial.m + row);
+    std::copy_n(state.l + row, task.rows(), partial.l + row);
   }
 
   /// use(strip) for all rows of `heads` heads: whole heads where several share a strip.
@@ -315,17 +318,17 @@ class Decode {
     return first;
   }
 
-  /// One block of keys for a strip of rows.
-  void step(const Strip& strip, const Block& block, int slot, std::int64_t q_row,
-            const State& state) const {
+  /// One block of keys for a strip of rows of a task's key head n.
+  void step(const Strip& strip, const Block& block, std::int64_t n, const State& state,
+            const DecodeScratch& scratch) const {
     const TilePlace& place = strip.place;
     const Visibility seen = visibility(strip);
     if (seen == Visibility::none) return;
     const int rows = strip.rows();
-    float* s = s_ + slot * g_.strip_rows * (g_.block_keys + 1);
-    float* alpha = s + g_.strip_rows * g_.block_keys;
+    float* s = scratch.s;
+    float* alpha = scratch.alpha;
     float* o = state.o + strip.first * g_.ld_v;
-    scores(rows, block, q_row + strip.q, s);  // (F1) S
+    scores(rows, block, scratch.q, n * g_.q_rows + strip.q, s);  // (F1) S
     const int padded = static_cast<int>(round_up(place.cols, g_.lanes));
     for_heads(strip, s, [&](const TilePlace& head, float* logits) {
       if (steps_.elementwise()) steps_.apply(head, logits);
@@ -338,11 +341,10 @@ class Decode {
     float* l = state.l + strip.first;
     const auto ld_v = static_cast<int>(g_.ld_v);
     if (g_.bf16) {
-      Bf16* weights = p_bf16_ + slot * round_up(g_.strip_rows, g_.row_unit) * g_.block_keys;
       products_->softmax_step(rows, padded, s, g_.block_keys, std::numbers::log2e_v<float>, false,
-                              m, l, alpha, weights, g_.block_keys);  // (F7)-(F9)
+                              m, l, alpha, scratch.p, g_.block_keys);  // (F7)-(F9)
       micro_.scale_rows(rows, ld_v, o, g_.ld_v, alpha);
-      products_->add_listed_rows(rows, static_cast<int>(p_.head_dim_v), place.cols, weights,
+      products_->add_listed_rows(rows, static_cast<int>(p_.head_dim_v), place.cols, scratch.p,
                                  g_.block_keys, static_cast<const Bf16*>(block.v.data), block.v.at,
                                  o, g_.ld_v, block.asked.v);  // (F10) O
       return;
@@ -363,14 +365,16 @@ class Decode {
   }
 
   /// Rows of Q by the keys of a block.
-  void scores(int rows, const Block& block, std::int64_t q_row, float* s) const {
+  void scores(int rows, const Block& block, const float* all_q, std::int64_t q_row,
+              float* s) const {
     const Rows& k = block.k;
     if (g_.bf16) {
-      return products_->row_products(
-          rows, block.place.cols, static_cast<int>(p_.head_dim), q_bf16_ + q_row * g_.ld_q, g_.ld_q,
-          static_cast<const Bf16*>(k.data), k.at, p_.scale, s, g_.block_keys, block.asked.k);
+      return products_->row_products(rows, block.place.cols, static_cast<int>(p_.head_dim),
+                                     reinterpret_cast<const Bf16*>(all_q) + q_row * g_.ld_q,
+                                     g_.ld_q, static_cast<const Bf16*>(k.data), k.at, p_.scale, s,
+                                     g_.block_keys, block.asked.k);
     }
-    const float* q = q_ + q_row * g_.ld_q;
+    const float* q = all_q + q_row * g_.ld_q;
     if (!g_.packs) {
       const auto dim = static_cast<int>(g_.ld_q);
       if (k.at == nullptr) {
@@ -436,16 +440,15 @@ class Decode {
     return {scratch, nullptr, padded, storage_of(DType::float32)};
   }
 
-  Block load_block(const TilePlace& place, int slot, const Listing& now, Asked& asked) const {
-    float* k_rows = k_ + slot * g_.block_keys * g_.ld_q;
-    float* v_rows = v_ + slot * g_.block_keys * g_.ld_v;
+  Block load_block(const TilePlace& place, const DecodeScratch& scratch, const Listing& now,
+                   Asked& asked) const {
     const Block block{
         .place = place,
         .k = g_.lists_k ? listed_rows(p_.k, place, now.k.data())
-                        : keys_of(p_.k, g_.k_in_place, place, k_rows, p_.head_dim, g_.ld_q),
+                        : keys_of(p_.k, g_.k_in_place, place, scratch.k, p_.head_dim, g_.ld_q),
         .v = g_.lists_v ? listed_rows(p_.v, place, now.v.data())
-                        : keys_of(p_.v, g_.v_in_place, place, v_rows, p_.head_dim_v, g_.ld_v),
-        .panels = panels_ + (g_.packs ? slot * g_.block_keys * g_.ld_q : 0),
+                        : keys_of(p_.v, g_.v_in_place, place, scratch.v, p_.head_dim_v, g_.ld_v),
+        .panels = scratch.panels,
         .asked = asked};
     if (g_.packs) {
       pack_transposed(micro_, place.cols, static_cast<int>(p_.head_dim),
@@ -454,15 +457,12 @@ class Decode {
     return block;
   }
 
-  /// O, m and l of a chunk's splits, from `partial` on, into those of the first, in order; then the
-  /// end of a forward.
-  void join(std::int64_t pair, Heads heads, std::int64_t partial) const {
+  /// O, m and l of a chunk's splits, from those of the first on, into these, in order; then the end
+  /// of a forward.
+  void join(std::int64_t pair, Heads heads, const State& state) const {
     const std::int64_t b = pair / p_.heads_k;
     const Sequence sequence = p_.sequence(b);
-    const std::int64_t at = partial * g_.rows;
-    float* o = o_ + at * g_.ld_v;
-    float* m = m_ + at;
-    float* l = l_ + at;
+    const auto& [o, m, l] = state;
     for (std::int64_t row = heads.begin * sequence.q_length; row < heads.end * sequence.q_length;
          ++row) {
       join_splits(g_, row, m, l, o);
@@ -482,8 +482,7 @@ class Decode {
   const Bf16Micro* products_;  ///< of bfloat16 factors, or null
   ScoreSteps steps_;
   Executor& executor_;
-  float *o_, *m_, *l_, *q_, *s_, *panels_, *k_, *v_;
-  Bf16 *q_bf16_, *unpacked_q_, *p_bf16_;
+  float *o_, *m_, *l_, *scratch_;
 };
 
 }  // namespace

@@ -81,7 +81,8 @@ Preparation prepare_bf16(const KernelRow& row, const Problem& problem, const Har
   return kPrepare(row, with_map_sizes(problem), machine);
 }
 
-/// As prepare_bf16 decided: a block that is read has fewer keys than a packed one.
+/// As prepare_bf16 decided. flash_decode's blocks have at most kMostListedKeys keys, those of tiles
+/// have more.
 void run_forward_bf16(const KernelRow& row, const Problem& problem, const Context& context) {
   if (!beats_tiles(problem)) return run<flash_forward_bf16>(row, problem, context);
   if (context.plan.block_n <= kMostListedKeys) return run<flash_decode>(row, problem, context);

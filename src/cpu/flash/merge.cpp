@@ -1,10 +1,12 @@
 /// The split-key identity: partial results over disjoint keys, merged by their log-sum-exp.
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "cpu/micro/elements.h"
+#include "problem/apart.h"
 #include "problem/arguments.h"
 #include "tilewise/attention.h"
 
@@ -18,9 +20,9 @@ void check(const char* name, const Tensor& o, const char* lse_name, const Tensor
   arguments::require_device(lse_name, lse, Device{});
   arguments::require_shape(lse_name, lse, DType::float32, {o.sizes[0], o.sizes[1], o.sizes[2]},
                            "(B, Hq, Sq)");
-  if (o.numel() == 0) return;
-  if (o.data == nullptr) arguments::fail(name, o, "its data pointer is null");
-  if (lse.data == nullptr) arguments::fail(lse_name, lse, "its data pointer is null");
+  arguments::require_countable(name, o);
+  arguments::require_data(name, o);
+  arguments::require_data(lse_name, lse);
 }
 
 }  // namespace
@@ -32,6 +34,10 @@ void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other) {
     arguments::fail("o_other", o_other, "expected the shape of o, " + o.describe());
   arguments::require_no_overlap("o", o);
   arguments::require_no_overlap("lse", lse);
+  const std::array<Named, 2> outputs = {{{"o", &o}, {"lse", &lse}}};
+  const std::array<Named, 2> inputs = {{{"o_other", &o_other}, {"lse_other", &lse_other}}};
+  require_apart(outputs, inputs);
+  if (o.numel() == 0) return;
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   const std::int64_t dim = o.sizes[3];
   std::vector<float> a(static_cast<std::size_t>(dim));

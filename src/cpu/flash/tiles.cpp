@@ -18,17 +18,29 @@ namespace {
 
 /// Of a worker between two times when all wait for each other: idle ends stay short.
 constexpr int kTasksPerWorker = 16;
+/// Of a worker that takes pairs whole: cores that are not equally fast still share the work.
+constexpr int kPairsPerWorker = 2;
 
-/// A worker packs the keys of a pair that it attends to alone: they stay in its cache, and nobody
-/// waits for anybody.
-void run_pairs(Executor& executor, const ForwardTasks& tasks, std::int64_t per_pair,
+/// The first `pairs`. A worker packs the keys of a pair that it attends to alone: they stay in its
+/// cache, and nobody waits for anybody.
+void run_pairs(Executor& executor, const ForwardTasks& tasks, std::int64_t pairs,
+               std::int64_t per_pair,
                const std::function<void(std::int64_t pair, std::int64_t at, std::int64_t task,
                                         int slot)>& attend) {
-  run_even_tasks(executor, tasks.workers, tasks.pairs, [&](std::int64_t pair, int slot) {
+  run_even_tasks(executor, tasks.workers, pairs, [&](std::int64_t pair, int slot) {
     for (std::int64_t block = 0; block < tasks.key_blocks; ++block)
       tasks.pack(pair, slot, block, slot);
     for (std::int64_t task = 0; task < per_pair; ++task) attend(pair, slot, task, slot);
   });
+}
+
+/// How many pairs workers take whole. All of few would leave workers idle at the end.
+std::int64_t whole_pairs(const Problem& p, const ForwardTasks& tasks, std::int64_t at_a_time) {
+  // Pairs that differ would leave a worker alone with the longest.
+  if (!is_even(p) || at_a_time < tasks.workers) return 0;
+  if (tasks.pairs < std::int64_t{kPairsPerWorker} * tasks.workers) return 0;
+  const bool many = tasks.pairs >= std::int64_t{kTasksPerWorker} * tasks.workers;
+  return many ? tasks.pairs : tasks.pairs / tasks.workers * tasks.workers;
 }
 
 }  // namespace
@@ -75,11 +87,9 @@ void run_forward(const Problem& p, Executor& executor, const ForwardTasks& tasks
     const std::int64_t block = tasks.row_blocks - 1 - task % tasks.row_blocks;
     tasks.attend(pair, at, task / tasks.row_blocks, block, slot);
   };
-  // Pairs that differ would leave a worker alone with the longest.
-  const bool many = tasks.pairs >= std::int64_t{kTasksPerWorker} * tasks.workers;
-  if (many && is_even(p) && at_a_time >= tasks.workers)
-    return run_pairs(executor, tasks, per_pair, attend);
-  for (std::int64_t first = 0; first < tasks.pairs; first += at_a_time) {
+  const std::int64_t whole = whole_pairs(p, tasks, at_a_time);
+  run_pairs(executor, tasks, whole, per_pair, attend);
+  for (std::int64_t first = whole; first < tasks.pairs; first += at_a_time) {
     const std::int64_t count = std::min(at_a_time, tasks.pairs - first);
     run_tasks(executor, tasks.workers, count * tasks.key_blocks, [&](std::int64_t task, int slot) {
       const std::int64_t at = task / tasks.key_blocks;
@@ -182,11 +192,6 @@ void pack_transposed(const Micro& micro, int count, int dim, const float* rows, 
   const int wide = micro.panel_cols;
   for (int n = 0; n < count; n += wide, panels += static_cast<std::int64_t>(dim) * wide) {
     const int keys = std::min(wide, count - n);
-    // Products read whole vectors.
-    const auto padding = static_cast<int>(round_up(keys, micro.lanes)) - keys;
-    for (std::int64_t i = 0; padding > 0 && i < dim; ++i) {
-      std::fill_n(panels + i * wide + keys, padding, 0.0F);
-    }
     micro.transpose(keys, dim, rows + n * ld, ld, panels, wide, factor);
   }
 }

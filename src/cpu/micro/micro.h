@@ -135,7 +135,8 @@ struct Micro {
   /// Rows of x times factor[r]; rows whose factor is 1 are left alone.
   void (*scale_rows)(int rows, int cols, float* x, std::ptrdiff_t ld, const float* factor);
 
-  /// dst[c * dst_ld + r] = src[r * src_ld + c] * factor.
+  /// dst[c * dst_ld + r] = src[r * src_ld + c] * factor, and 0 for the rows that fill up the last
+  /// vector.
   void (*transpose)(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
                     std::ptrdiff_t dst_ld, float factor);
 

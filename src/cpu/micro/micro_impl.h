@@ -337,30 +337,46 @@ void scale_rows(int rows, int cols, float* x, std::ptrdiff_t ld, const float* fa
   }
 }
 
-/// In squares of whole vectors, with V's shuffles; the rest one by one.
+/// A square of whole vectors, with V's shuffles. With `Part` it has only `rows` rows, then zeros.
+template <class V, bool Part>
+__attribute__((always_inline)) inline void transpose_square(int rows, const float* src,
+                                                            std::ptrdiff_t src_ld, float* dst,
+                                                            std::ptrdiff_t dst_ld,
+                                                            typename V::Float factor) {
+  constexpr int kLanes = V::kLanes;
+  typename V::Float x[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    x[i] = !Part || i < rows ? V::load(src + i * src_ld) : V::zero();
+    if (!Part) __builtin_prefetch(src + (kLanes + i) * src_ld);  // past the end: a hint, no read
+  }
+  V::transpose(x);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) V::store(dst + i * dst_ld, V::mul(x[i], factor));
+}
+
+/// In squares; columns beyond whole vectors one by one.
 template <class V>
 void transpose(int rows, int cols, const float* src, std::ptrdiff_t src_ld, float* dst,
                std::ptrdiff_t dst_ld, float factor) {
   constexpr int kLanes = V::kLanes;
-  const int whole_rows = rows / kLanes * kLanes;
   const int whole_cols = cols / kLanes * kLanes;
   const auto f = V::set(factor);
-  for (int r = 0; r < whole_rows; r += kLanes) {
+  int r = 0;
+  for (; r + kLanes <= rows; r += kLanes) {
     for (int c = 0; c < whole_cols; c += kLanes) {
-      typename V::Float x[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        x[i] = V::load(src + (r + i) * src_ld + c);
-        __builtin_prefetch(src + (r + kLanes + i) * src_ld + c);  // past the end: a hint, no read
-      }
-      V::transpose(x);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) V::store(dst + (c + i) * dst_ld + r, V::mul(x[i], f));
+      transpose_square<V, false>(kLanes, src + r * src_ld + c, src_ld, dst + c * dst_ld + r, dst_ld,
+                                 f);
     }
   }
-  for (int c = 0; c < cols; ++c) {
-    for (int r = c < whole_cols ? whole_rows : 0; r < rows; ++r) {
-      dst[c * dst_ld + r] = src[r * src_ld + c] * factor;
+  const int left = rows - r;
+  for (int c = 0; left > 0 && c < whole_cols; c += kLanes) {
+    transpose_square<V, true>(left, src + r * src_ld + c, src_ld, dst + c * dst_ld + r, dst_ld, f);
+  }
+  const int padded = left > 0 ? r + kLanes : r;
+  for (int c = whole_cols; c < cols; ++c) {
+    for (int i = 0; i < padded; ++i) {
+      dst[c * dst_ld + i] = i < rows ? src[i * src_ld + c] * factor : 0.0F;
     }
   }
 }

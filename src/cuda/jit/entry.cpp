@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <istream>
+#include <locale>
 #include <ostream>
 #include <set>
 #include <utility>
@@ -125,6 +126,7 @@ KernelEntry make_entry(const KernelUnit& unit, int arch, Compiled compiled) {
 
 void write_entry(std::ostream& out, const KernelEntry& entry) {
   const CompileReport& r = entry.report;
+  out.imbue(std::locale::classic());  // a program's locale may group digits
   out << kFormat << "\nkey " << entry.key << "\nname " << entry.name << "\nconfig " << entry.config
       << "\ncompiler " << entry.compiler << "\narch " << entry.arch << "\nthreads " << entry.threads
       << "\nshared " << entry.shared_bytes << "\nregisters " << r.registers << "\nspill_stores "

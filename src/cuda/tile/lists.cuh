@@ -1,8 +1,8 @@
 /// Walks along rows of tiles of a block list.
 #pragma once
 
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::tile {
 

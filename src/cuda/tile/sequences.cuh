@@ -2,7 +2,7 @@
 /// kernel is then given are the arguments of a dense problem: pointers to the sequence's rows.
 #pragma once
 
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 #include "cuda/tile/sequences_args.h"
 
 namespace tilewise::tile {

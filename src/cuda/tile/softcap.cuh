@@ -5,13 +5,6 @@
 
 namespace tilewise::tile {
 
-/// 1/x to 1 ulp. PTX ISA, "rcp.approx.ftz.f32"
-__forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// tanh to a few ulp: the odd series below 0.1 (next term below 2^-26 of it), else 1 - 2 / (e^2x +
 /// 1). The hardware's own tanh (2^-11) would show in LSE.
 __forceinline__ float tanh_fast(float x) {

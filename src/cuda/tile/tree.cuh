@@ -1,8 +1,8 @@
 /// A tree of speculative tokens: which of the last keys, one for each query, a query sees.
 #pragma once
 
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/options_args.h"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::tile {
 

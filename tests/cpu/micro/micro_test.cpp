@@ -375,11 +375,19 @@ TEST_P(MicroKernels, FirstMaximaAndTheirWeights) {
 }
 
 TEST_P(MicroKernels, Transpose) {
-  const auto src = random_floats(37 * 21, 9);
-  std::vector<float> dst(21 * 40, NAN);
-  m().transpose(37, 21, src.data(), 21, dst.data(), 40, 2.0F);
-  for (std::size_t r = 0; r < 37; ++r) {
-    for (std::size_t c = 0; c < 21; ++c) ASSERT_EQ(dst[c * 40 + r], 2.0F * src[r * 21 + c]);
+  constexpr std::size_t kCols = 37, kLd = 64;
+  const auto lanes = static_cast<std::size_t>(m().lanes);
+  for (std::size_t rows = 1; rows <= 37; ++rows) {
+    const auto src = random_floats(rows * kCols, 9);  // no element past the last row
+    std::vector<float> dst(kCols * kLd, NAN);
+    m().transpose(static_cast<int>(rows), kCols, src.data(), kCols, dst.data(), kLd, 2.0F);
+    const std::size_t padded = (rows + lanes - 1) / lanes * lanes;
+    for (std::size_t c = 0; c < kCols; ++c) {
+      const float* row = dst.data() + c * kLd;
+      for (std::size_t r = 0; r < rows; ++r) ASSERT_EQ(row[r], 2.0F * src[r * kCols + c]);
+      for (std::size_t r = rows; r < padded; ++r) ASSERT_EQ(row[r], 0.0F);
+      for (std::size_t r = padded; r < kLd; ++r) ASSERT_TRUE(std::isnan(row[r]));
+    }
   }
 }
 

@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent))
 
-from kernel_emulation_test import make_sources  # noqa: E402
+from kernel_emulation_test import FLAGS as EMULATOR_FLAGS  # noqa: E402
+from kernel_emulation_test import SOURCE  # noqa: E402
 
 LIBRARIES = {
     "fake_driver/driver.cxx": "libcuda.so.1",
@@ -29,7 +29,7 @@ LIBRARIES = {
 SUFFIXES = (".h", ".cuh", ".cxx", ".py")
 # Fibers leave and enter frames by longjmp, which a checked longjmp refuses. Each kernel is an
 # object with an emulator of its own.
-FLAGS = ["-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-fno-gnu-unique", "-fPIC"]
+FLAGS = ["-O1", "-U_FORTIFY_SOURCE", "-fno-gnu-unique", "-fPIC", "-shared"]
 FLAGS += ["-fvisibility=hidden", "-fvisibility-inlines-hidden"]
 
 
@@ -37,15 +37,17 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def emulate_shared_memory(folder: Path) -> None:
-    """Shared memory is the emulator's, and a static array in it the process's."""
+def emulate_shared_memory(sources: Path) -> None:
+    """Copies kernels, with the emulator's shared memory, and with the process's static arrays."""
     dynamic = r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];"
-    for file in folder.rglob("*.cuh"):
+    for file in (SOURCE / "src/cuda/kernels").rglob("*.cuh"):
         text = file.read_text()
         new = re.sub(dynamic, r"unsigned char* const \1 = emulator::shared_name;", text)
-        new = re.sub(r"\b__shared__ (?!__align)", "static ", new)
+        new = re.sub(r"\b__shared__ ", "static ", new)
         if new != text:
-            file.write_text(new)
+            copy = sources / file.relative_to(SOURCE / "src")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(new)
 
 
 def digest() -> str:
@@ -53,21 +55,15 @@ def digest() -> str:
     made = hashlib.sha256(" ".join(FLAGS).encode())
     rooms = ("src/cuda/tile", "src/cuda/kernels", "emulator", "tests/cuda/card")
     files = [path for room in rooms for path in (SOURCE / room).rglob("*")]
-    files += [
-        SOURCE / "tests/cuda/kernel_emulation_test.py",
-        *(HERE.parent / "fake_driver").iterdir(),
-    ]
+    files += (HERE.parent / "fake_driver").iterdir()
     for file in sorted(path for path in files if path.suffix in SUFFIXES):
         made.update(str(file.relative_to(SOURCE)).encode() + file.read_bytes())
     return made.hexdigest()[:16]
 
 
 def make(folder: Path) -> None:
-    """The driver's libraries and the kernels' sources."""
-    sources = folder / "sources"
-    sources.mkdir(parents=True)
-    make_sources(SOURCE, sources)
-    emulate_shared_memory(sources)
+    """The driver's libraries and the sources that differ."""
+    emulate_shared_memory(folder / "sources")
     for text, name in LIBRARIES.items():
         command = [compiler(), "-std=c++20", "-O2", "-shared", "-fPIC", "-x", "c++"]
         subprocess.run([*command, str(HERE.parent / text), "-o", str(folder / name)], check=True)
@@ -92,15 +88,7 @@ def prepare() -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     """With which the command line finds the card."""
-    words = [str(compiler()), *FLAGS, "-shared", "-include", "emulator.h"]
-    for place in (
-        folder / "sources",
-        HERE,
-        SOURCE / "emulator",
-        SOURCE / "src",
-        SOURCE / "include",
-    ):
-        words += ["-I", str(place)]
+    words = [str(compiler()), f"-I{folder / 'sources'}", *EMULATOR_FLAGS, *FLAGS, f"-I{HERE}"]
     return {
         **os.environ,
         "LD_LIBRARY_PATH": str(folder),

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "comma_locale.h"
 #include "cuda/jit/census.h"
 #include "cuda/jit/hash.h"
 #include "cuda/jit/nvrtc.h"
@@ -155,6 +156,17 @@ TEST(Census, FindsEachFault) {
   bad = entry;
   bad.report.seconds = 1000.0;  // a busy machine is no fault of the kernel's
   EXPECT_TRUE(census_faults(plain, bad, 90).empty());
+}
+
+TEST(KernelEntry, IsTheSameInEveryLocale) {
+  KernelEntry entry = some_entry("machine code");
+  entry.shared_bytes = 232448;
+  const CommaLocale comma;
+  std::stringstream file;
+  write_entry(file, entry);
+  const auto read = read_entry(file);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->shared_bytes, 232448);
 }
 
 TEST(KernelEntry, RoundTrip) {

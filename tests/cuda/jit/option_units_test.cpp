@@ -144,7 +144,7 @@ TEST(Sm90OptionUnits, CompileCleanly) {
   EXPECT_TRUE(units.empty());
   add_fwd_sm90_option_units(units, 90);
   add_bwd_sm90_option_units(units, 90);
-  EXPECT_EQ(units.size(), 13U);
+  EXPECT_EQ(units.size(), 14U);
   const auto has_bias = [](const PackUnit& held) {
     return held.unit.config.find(".pairs") != std::string::npos;
   };

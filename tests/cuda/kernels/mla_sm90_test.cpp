@@ -82,8 +82,8 @@ TEST(MlaSm90, BoxesHaveEightKeysAndAThirdOfTheColumns) {
 }
 
 TEST(MlaSm90, ABlockFitsAMultiprocessor) {
-  EXPECT_LE(mla_sm90::SharedPlan::bytes, 227 * 1024);
-  EXPECT_EQ(mla_sm90::SharedPlan::k % 1024, 0);
+  EXPECT_LE(mla_sm90::SharedPlan{}.bytes, 227 * 1024);
+  EXPECT_EQ(mla_sm90::SharedPlan{}.k % 1024, 0);
   EXPECT_EQ(mla_sm90::SharedPlan::kBox % 1024, 0);
 }
 

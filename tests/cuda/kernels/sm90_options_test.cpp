@@ -283,6 +283,10 @@ TEST(Sm90Options, AWarpOfItsOwnBringsBoxesAtDim128) {
   EXPECT_EQ(tile("b1 h16 s8192 d64 bf16 bias=1,1,q,k:bf16"), std::tuple(192, 128, false));
   for (const char* line : {"b1 h16 s8192 d128 bf16", "b1 h4 s4096 d128 bf16 bias=1,1,q,k"})
     EXPECT_FALSE(forward_config(line).schedule.boxes_apart) << line;
+  fwd_sm90::Config config = forward_config("b1 h16 s8192 d128 bf16 bias=1,1,q,k:bf16");
+  EXPECT_TRUE(goes_together(config));
+  config.shape.resident = 2;  // its producer has no second warp
+  EXPECT_FALSE(goes_together(config));
 }
 
 /// A column of a wider tensor, for all keys: its rows begin at 16 bytes.

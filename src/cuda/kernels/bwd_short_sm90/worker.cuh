@@ -4,7 +4,7 @@
 #include "cuda/kernels/bwd_short_sm90/statistics.cuh"
 #include "cuda/kernels/bwd_sm90/large_dim_sums.cuh"
 #include "cuda/kernels/bwd_sm90/rows.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 
 namespace tilewise::bwd_short_sm90 {
 

@@ -143,49 +143,62 @@ struct Backward : KeyShape<kConfig> {
 
   // ---- P and dS
 
+  __forceinline__ void load_scales(const Queries& at, float& q_scale, float& do_scale) const {
+    const i64 index = (static_cast<i64>(batch) * args.heads_q + at.head) * args.q_scale_blocks +
+                      min((at.row + at.query) / kScaleRows, args.q_scale_blocks - 1);
+    q_scale = args.q_scale[index];
+    do_scale = args.do_scale[index];
+  }
+
   __forceinline__ float row_value(u32 base, int query, int n, int e) const {
     return load_shared_f32(base + 4 * (query + 8 * n + 2 * (lane % 4) + e));
   }
 
-  /// (B1) S^T to P^T. Logits have lost lse2 already.
-  __forceinline__ void probabilities(Acc (&S)[kM][kN], float scale, int stage, int query) const {
+  /// The elements of a fragment by queries: `row_of(n, e)` is made once for those of a query, and
+  /// `use(row, m, n, at)` takes each.
+  template <class RowOf, class Use>
+  __forceinline__ static void by_query(const RowOf& row_of, const Use& use) {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float lse2 = 0.0F, low = 0.0F;
-        if constexpr (!kLogits) lse2 = row_value(s_lse(stage), query, n, e);
-        if constexpr (kLow) low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+        const auto row = row_of(n, e);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float& s = S[m][n][2 * half + e];
-            s = probability(kLogits ? s : __fmaf_rn(s, scale, -lse2), low);
-          }
+          for (int half = 0; half < 2; ++half) use(row, m, n, 2 * half + e);
         }
       }
     }
   }
+
+  /// (B1) S^T to P^T. Logits have lost lse2 already.
+  __forceinline__ void probabilities(Acc (&S)[kM][kN], float scale, int stage, int query) const {
+    struct Lse {
+      float log2, low;
+    };
+    const auto lse_of = [&](int n, int e) {
+      Lse lse = {0.0F, 0.0F};
+      if constexpr (!kLogits) lse.log2 = row_value(s_lse(stage), query, n, e);
+      if constexpr (kLow) lse.low = row_value(s_lse(stage) + 2 * kRowBytes, query, n, e);
+      return lse;
+    };
+    by_query(lse_of, [&](const Lse& lse, int m, int n, int at) {
+      float& s = S[m][n][at];
+      s = probability(kLogits ? s : __fmaf_rn(s, scale, -lse.log2), lse.low);
+    });
+  }
   /// (B5) dP^T, times `factor`, to dS^T.
   __forceinline__ void score_gradients(Acc (&dP)[kM][kN], const Acc (&P)[kM][kN], float factor,
                                        int stage, int query, bool masked) const {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float delta = row_value(s_lse(stage) + kRowBytes, query, n, e);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float& x = dP[m][n][2 * half + e];
-            const float p = P[m][n][2 * half + e];
-            x = kConfig.form.scaled ? p * __fmaf_rn(x, factor, -delta) : p * (x - delta);
-          }
-        }
-      }
-    }
+    const auto delta_of = [&](int n, int e) {
+      return row_value(s_lse(stage) + kRowBytes, query, n, e);
+    };
+    by_query(delta_of, [&](float delta, int m, int n, int at) {
+      float& x = dP[m][n][at];
+      const float p = P[m][n][at];
+      x = kConfig.form.scaled ? p * __fmaf_rn(x, factor, -delta) : p * (x - delta);
+    });
     // Nothing comes through a hidden pair, a NaN of dO or V neither.
     if (masked) clear_where_zero(dP, P);
   }
@@ -200,29 +213,19 @@ struct Backward : KeyShape<kConfig> {
     if constexpr (kScore != 0) {
       score_function<kConfig, true>(S, G, mod, pairs(), corner(at), *captures, opaque(lane));
     }
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float lse2 = row_value(s_lse(stage), at.query, n, e);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float& s = S[m][n][2 * half + e];
-            if constexpr (kScore != 0) {
-              s = less_lse2<kConfig.shifts()>(s, lse2);
-            } else if constexpr (kConfig.modified) {
-              const int j = key + warp_key() + 16 * m + lane / 4 + 8 * half;
-              const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + e;
-              s = mod.logit(s, i + shift - j, lse2, G[m][n][2 * half + e]);
-            } else {
-              s = __fmaf_rn(s, mod.scale * kLog2e, -lse2);
-            }
-          }
-        }
+    const auto lse2_of = [&](int n, int e) { return row_value(s_lse(stage), at.query, n, e); };
+    by_query(lse2_of, [&](float lse2, int m, int n, int x) {
+      float& s = S[m][n][x];
+      if constexpr (kScore != 0) {
+        s = less_lse2<kConfig.shifts()>(s, lse2);
+      } else if constexpr (kConfig.modified) {
+        const int j = key + warp_key() + 16 * m + lane / 4 + 8 * (x / 2);
+        const int i = at.row + at.query + 8 * n + 2 * (lane % 4) + x % 2;
+        s = mod.logit(s, i + shift - j, lse2, G[m][n][x]);
+      } else {
+        s = __fmaf_rn(s, mod.scale * kLog2e, -lse2);
       }
-    }
+    });
     if constexpr (kConfig.pairs.any() && kScore == 0) pairs().add_to(S, corner(at));
     if constexpr (kConfig.pairs.any()) pairs().hide_from(S, corner(at), shown);
     if constexpr (kConfig.expressions.mask != 0) {
@@ -245,12 +248,7 @@ struct Backward : KeyShape<kConfig> {
   __forceinline__ void sub_step(const Queries& at, const Queries& next, int stage, bool masked) {
     const auto [head, row, query] = at;
     float q_scale = 1.0F, do_scale = 1.0F;
-    if constexpr (kConfig.form.scaled) {
-      const i64 index = (static_cast<i64>(batch) * args.heads_q + head) * args.q_scale_blocks +
-                        min((row + query) / kScaleRows, args.q_scale_blocks - 1);
-      q_scale = args.q_scale[index];
-      do_scale = args.do_scale[index];
-    }
+    if constexpr (kConfig.form.scaled) load_scales(at, q_scale, do_scale);
     const typename Pairs::Shown shown = pairs().shown(corner(at));
     if (!shown.some) {
       load_pairs(next);

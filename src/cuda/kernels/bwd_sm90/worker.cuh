@@ -4,8 +4,8 @@
 
 #include "cuda/kernels/bwd_sm90/boxes.cuh"
 #include "cuda/kernels/bwd_sm90/rows.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/signal.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 
 namespace tilewise::bwd_sm90 {
 

@@ -30,13 +30,14 @@ std::int64_t BwdSm90Workspace::dq_floats() const {
 }
 
 void BwdSm90Workspace::add_memory(std::vector<MemoryPart>& items) const {
-  const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
-    items.push_back(memory_part(name, MemoryItem::Role::workspace, DType::float32, shape));
+  const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape,
+                       DType dtype = DType::float32) {
+    items.push_back(memory_part(name, MemoryItem::Role::workspace, dtype, shape));
   };
-  add("counters", {counters()});
-  add("offsets", {entries_, heads_, rows_});
+  add("counters", {counters()}, DType::int32);
+  add("LSE offsets", {entries_, heads_, rows_});
   add("delta", {entries_, heads_, rows_});
-  if (config_.shifts()) add("offsets, low part", {entries_, heads_, rows_});
+  if (config_.shifts()) add("LSE offsets, low part", {entries_, heads_, rows_});
   if (!config_.large_dim()) add("dQ sums", {entries_, heads_, rows_, config_.columns_dq()});
   if (config_.sums.split) add("dK, dV sums", {key_floats()});
 }

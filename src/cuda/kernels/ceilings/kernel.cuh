@@ -5,7 +5,7 @@
 #include "cuda/kernels/ceilings/args.h"
 #include "cuda/tile/hopper/tma.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
-#include "cuda/tile/mma_tf32.cuh"
+#include "cuda/tile/mma.cuh"
 
 namespace tilewise::ceilings {
 

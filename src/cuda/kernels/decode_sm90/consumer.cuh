@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/decode_sm90/shared.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/tree.cuh"
 

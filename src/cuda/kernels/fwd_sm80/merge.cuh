@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm80/args.h"
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/math.cuh"
 #include "cuda/tile/mma.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::fwd_sm80 {
 

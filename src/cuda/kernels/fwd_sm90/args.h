@@ -135,7 +135,8 @@ constexpr bool goes_together(const Config& c) {
   if (s.bits_between && (!c.options.dropout || !s.ping_pong)) return false;
   if (c.pack_heads && (c.expressions.any() || c.options.dropout)) return false;
   if (c.pack_heads && c.lists == Lists::parts) return false;
-  if (!c.shape.alone() && c.paged()) return false;
+  // The producer of several blocks on a multiprocessor is one warp.
+  if (!c.shape.alone() && (c.paged() || s.boxes_apart)) return false;
   return !(listed && (s.skip_blocks || c.split));
 }
 

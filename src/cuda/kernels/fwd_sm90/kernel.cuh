@@ -4,12 +4,15 @@
 ///   S = scale * Q K^T; m = rowmax; P = 2^(S - m); l = rowsum(P); O = P V / l; LSE = m + log l
 ///   (docs/math.md F1-F12)
 ///
-/// A block, one or several of a multiprocessor, takes tile after tile. Roles: one thread of
-/// warpgroup 0 copies (Producer), all of them where K and V lie in pages; every other warpgroup
-/// computes 64 query rows of the tile (Consumer), the scores of one block of keys while the tensor
-/// cores still multiply P of the block before with V. Keys go from right to left: the blocks that
-/// the right edge cuts, those that nothing cuts, those that a window's left edge cuts. Schedule,
-/// budgets, measurements: fwd_sm90/README.md.
+/// A block, one or several of a multiprocessor, takes tile after tile. Roles:
+///
+/// - Producer: one thread copies. A warp does where rows list different tiles, a warpgroup where K
+///   and V lie in pages. With boxes_apart a thread of a second warp copies a bias.
+/// - Consumer: every other warpgroup computes 64 query rows of the tile. It computes the scores of
+///   one block of keys while the tensor cores still multiply P of the block before with V.
+///
+/// Keys go from right to left: the blocks that the right edge cuts, those that nothing cuts, those
+/// that a window's left edge cuts. Schedule, budgets, measurements: fwd_sm90/README.md.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/document_producer.cuh"

@@ -1,4 +1,5 @@
-/// fwd_sm90: the producer, one thread: hands out tiles and copies Q, K and V of each.
+/// fwd_sm90: the producer of contiguous K and V. run() hands out tiles and copies Q, K and V of
+/// each. run_boxes() copies a bias, by a thread of another warp. Each is called by one thread.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/shared.cuh"

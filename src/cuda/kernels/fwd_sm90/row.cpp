@@ -334,8 +334,9 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     const Problem plain = plain_problem(dim);
     const auto add = [&](const Problem& p) {
       const auto tiles = fwd_sm90_tiles(p);
-      // As plans choose: masks and dropout are faster with blocks of 128 keys.
-      const bool by_128 = p.mask.defined() || drops(p);
+      // As plans choose: masks, dropout and biases of full rows are faster with blocks of 128 keys.
+      const bool by_128 =
+          p.mask.defined() || drops(p) || (p.bias.defined() && p.causal == Causal::none);
       const FwdSm90Tile& tile = by_128 && tiles[0].shape.block_n != 128 ? tiles[1] : tiles[0];
       units.push_back({.unit = optioned_unit(fwd_sm90_unit(fwd_sm90_config(p, tile, false))),
                        .row = kFlashForwardSm90.name,
@@ -357,6 +358,8 @@ void add_fwd_sm90_option_units(std::vector<PackUnit>& units, int arch) {
     p.bias.sizes = {1, 1, p.seq_q, p.seq_k};
     p.bias.strides = {0, 0, p.seq_k, 1};
     add(p);
+    p.causal = Causal::bottom_right, p.right = 0;
+    if (dim == 128) add(p);
     p = plain;
     p.causal = Causal::bottom_right, p.right = 0;
     p.tree.rank = 3;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/scores.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 
 namespace tilewise::fwd_sm90 {
 

@@ -23,44 +23,48 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
-struct SharedPlan {
-  static constexpr int kPanel = kRows * 128;                ///< of Q: 64 rows x 64 columns
+/// Sizes in shared memory, in bytes but the last two.
+struct Sizes {
   static constexpr int kBox = kBoxRows * kHeadDim * 2;      ///< panels of 8 rows x 64 columns
   static constexpr int kStage = kBlockN / kBoxRows * kBox;  ///< a block of keys
-  static constexpr int kPassed = 32 * kBlockN;              ///< a warp's P as its lanes hold it
   static constexpr int kMaxima = 64, kSums = 64;            ///< of a warp's 16 rows
   static constexpr int kItem = decode_sm90::SharedPlan::kItem;
   static constexpr int kItems = decode_sm90::SharedPlan::kItems;
   static constexpr int kBarriers = (1 + kPieces) * kStages + 4 * kWarpgroups + 2 + 2 * kItems;
+};
 
-  static constexpr int q = 0;
-  static constexpr int k = q + kHeadDim / 64 * kPanel;
-  static constexpr int passed = k + kStages * kStage;
-  static constexpr int maxima = passed + 4 * kPassed;
-  static constexpr int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
-  static constexpr int barriers = sums + 2 * kWarpgroups * 4 * kSums;
-  static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int bytes = items + kItems * kItem;
+/// What lies where in shared memory, in bytes from its 1024-byte aligned start.
+struct SharedPlan : Sizes {
+  static constexpr int kPanel = kRows * 128;    ///< of Q: 64 rows x 64 columns
+  static constexpr int kPassed = 32 * kBlockN;  ///< a warp's P as its lanes hold it
+
+  int q = 0;
+  int k = q + kHeadDim / 64 * kPanel;
+  int passed = k + kStages * kStage;
+  int maxima = passed + 4 * kPassed;
+  int sums = maxima + 4 * kMaxima;  ///< of this item and the one before
+  int barriers = sums + 2 * kWarpgroups * 4 * kSums;
+  int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
+  int bytes = items + kItems * kItem;
 };
 
 /// The same where there are at most 16 rows.
-struct FewPlan : SharedPlan {
+struct FewPlan : Sizes {
   static constexpr int kFewRows = 16;
   static constexpr int kPanel = kFewRows * 128;  ///< of Q
   static constexpr int kPassed = kBlockN * 128;  ///< P of a block, rows of 64 columns
   static constexpr int kMergedRow = 4 * (kHeadDimV + 4);
 
-  static constexpr int q = 0;
-  static constexpr int k = q + kHeadDim / 64 * kPanel;
-  static constexpr int passed = k + kStages * kStage;
-  static constexpr int merged = passed + kWarpgroups * kPassed;  ///< O of a warpgroup's blocks
-  static constexpr int maxima = merged + kFewRows * kMergedRow;
-  static constexpr int sums = maxima + kWarpgroups * 4 * kMaxima;
-  static constexpr int merged_maxima = sums + kWarpgroups * 4 * kSums;
-  static constexpr int barriers = merged_maxima + kMaxima;
-  static constexpr int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
-  static constexpr int bytes = items + kItems * kItem;
+  int q = 0;
+  int k = q + kHeadDim / 64 * kPanel;
+  int passed = k + kStages * kStage;
+  int merged = passed + kWarpgroups * kPassed;  ///< O of a warpgroup's blocks
+  int maxima = merged + kFewRows * kMergedRow;
+  int sums = maxima + kWarpgroups * 4 * kMaxima;
+  int merged_maxima = sums + kWarpgroups * 4 * kSums;
+  int barriers = merged_maxima + kMaxima;
+  int items = (barriers + 8 * kBarriers + 15) / 16 * 16;
+  int bytes = items + kItems * kItem;
 };
 
 using Args = decode_sm90::Args;

@@ -146,9 +146,9 @@ KernelUnit mla_unit(const mla_sm90::Config& c) {
   unit.config =
       element_text(c.element) + flag_text("paged", c.paged) + (c.few ? flag_text("few", true) : "");
   unit.threads = 128 * (1 + mla_sm90::kWarpgroups);
-  unit.shared_bytes = SharedPlan::bytes;
+  unit.shared_bytes = SharedPlan{}.bytes;
   if (c.few) {
-    unit.shared_bytes = FewPlan::bytes;
+    unit.shared_bytes = FewPlan{}.bytes;
     unit.prelude = "#include \"cuda/tile/hopper/wgmma.cuh\"\n" +
                    wgmma_text(c.element, {.n = FewPlan::kFewRows,
                                           .operands_in_shared = true,

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/kernels/mla_sm90/shared.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -28,7 +28,7 @@ struct Consumer {
   u32 done = 0;          ///< blocks, of all items
   u32 taken = 0;         ///< parity of the P that the other warpgroup leaves next
   u32 q_parity = 0, turn = 0;
-  Ring<SharedPlan::kItems> slots;
+  Ring<Sizes::kItems> slots;
   Item item;
   Diagonals diagonals;
   ItemRows<2> mine;  ///< the thread's: lane / 4 and 8 more
@@ -45,9 +45,9 @@ struct Consumer {
         warp(warp_),
         lane(lane_),
         dQ(panel_descriptor(s.q(), 16)),
-        dK(panel_descriptor(s.k(0), 16, SharedPlan::kBox)),
+        dK(panel_descriptor(s.k(0), 16, Sizes::kBox)),
         dV(panel_descriptor(s.k(0) + warpgroup_ * (kColumns / 64) * kBoxPanel, kBoxPanel,
-                            SharedPlan::kBox)),
+                            Sizes::kBox)),
         diagonals(a.keys.positions, 0, 0) {}
 
   // ---- the item
@@ -91,7 +91,7 @@ struct Consumer {
   __forceinline__ void issue_scores(u32 n) {
     constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
     auto& sums = reinterpret_cast<float(&)[kBlockN / 2]>(rS);
-    const u64 k = dK + stage_of(n) * (SharedPlan::kStage / 16);
+    const u64 k = dK + stage_of(n) * (Sizes::kStage / 16);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i % kPieceSteps == 0) {
@@ -117,7 +117,7 @@ struct Consumer {
 
   /// (F10) O += P V, issued
   __forceinline__ void issue_values(Fragment& P) {
-    const u64 v = dV + stage_of(done) * (SharedPlan::kStage / 16);
+    const u64 v = dV + stage_of(done) * (Sizes::kStage / 16);
     pin(P);
     wgmma_fence();
 #pragma unroll

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "cuda/kernels/mla_sm90/shared.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
 #include "cuda/tile/hopper/wgmma.cuh"
 #include "cuda/tile/softmax.cuh"
 
@@ -17,6 +17,7 @@ using namespace tile;
 template <Config kConfig>
 struct FewConsumer {
   static constexpr Element kElement = kConfig.element;
+  static constexpr FewPlan kPlan{};
   static constexpr int kFewRows = FewPlan::kFewRows, kParts = kHeadDimV / 64;
   /// Named barriers: of both warpgroups, O of the second one is there; it has been read; of one.
   static constexpr int kThere = 1, kRead = 2, kOwn = 3;
@@ -29,7 +30,7 @@ struct FewConsumer {
   u32 done = 0;              ///< blocks, of all items and both warpgroups
   u32 q_parity = 0;
   bool merged_before = false;
-  Ring<SharedPlan::kItems> slots;
+  Ring<Sizes::kItems> slots;
   Item item;
   Diagonals diagonals;
   ItemRows<4> mine;  ///< the thread's, columns of products: 8 n + 2 (lane % 4) + e, by 2 n + e
@@ -44,22 +45,22 @@ struct FewConsumer {
         warp(warp_),
         lane(lane_),
         dQ(panel_descriptor(s.q(), 16)),
-        dK(panel_descriptor(s.k(0), 16, SharedPlan::kBox)),
-        dV(panel_descriptor(s.k(0), kBoxPanel, SharedPlan::kBox)),
+        dK(panel_descriptor(s.k(0), 16, Sizes::kBox)),
+        dV(panel_descriptor(s.k(0), kBoxPanel, Sizes::kBox)),
         dP(panel_descriptor(probabilities(s, warpgroup_), 1024)),
         diagonals(a.keys.positions, 0, 0) {}
   static __forceinline__ u32 probabilities(const Shared<kConfig>& s, int warpgroup) {
-    return s.base + FewPlan::passed + warpgroup * FewPlan::kPassed;
+    return s.base + kPlan.passed + warpgroup * FewPlan::kPassed;
   }
   __forceinline__ u32 merged(int row, int column) const {
-    return shared.base + FewPlan::merged + row * FewPlan::kMergedRow + 4 * column;
+    return shared.base + kPlan.merged + row * FewPlan::kMergedRow + 4 * column;
   }
   /// The 16 rows' maxima: four floats for each lane of a quad.
   __forceinline__ u32 maxima(int of_warp) const {
-    return shared.base + FewPlan::maxima + (4 * warpgroup + of_warp) * SharedPlan::kMaxima;
+    return shared.base + kPlan.maxima + (4 * warpgroup + of_warp) * Sizes::kMaxima;
   }
   __forceinline__ u32 sums(int of_warpgroup, int of_warp) const {
-    return shared.base + FewPlan::sums + (4 * of_warpgroup + of_warp) * SharedPlan::kSums;
+    return shared.base + kPlan.sums + (4 * of_warpgroup + of_warp) * Sizes::kSums;
   }
 
   static __forceinline__ void load_four(float (&x)[4], u32 from) {
@@ -103,7 +104,7 @@ struct FewConsumer {
   /// (F1) S^T = K Q^T, issued as its columns arrive
   __forceinline__ void scores(u32 n) {
     constexpr int kSteps = kHeadDim / 16, kPieceSteps = kSteps / kPieces;
-    const u64 k = dK + stage_of(n) * (SharedPlan::kStage / 16);
+    const u64 k = dK + stage_of(n) * (Sizes::kStage / 16);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (i % kPieceSteps == 0) {
@@ -211,7 +212,7 @@ struct FewConsumer {
 
   /// (F10) O^T += V^T P^T
   __forceinline__ void values(u32 n) {
-    const u64 v = dV + stage_of(n) * (SharedPlan::kStage / 16);
+    const u64 v = dV + stage_of(n) * (Sizes::kStage / 16);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) pin(rO[part]);
     wgmma_fence();
@@ -270,7 +271,7 @@ struct FewConsumer {
     if (lane < 4) store_shared_16(sums(warpgroup, warp) + 16 * lane, l[0], l[1], l[2], l[3]);
     if (warpgroup == 0) return;
     if (lane < 4 && warp == 0)
-      store_shared_16(shared.base + FewPlan::merged_maxima + 16 * lane, m[0], m[1], m[2], m[3]);
+      store_shared_16(shared.base + kPlan.merged_maxima + 16 * lane, m[0], m[1], m[2], m[3]);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -296,7 +297,7 @@ struct FewConsumer {
   /// LSE = m + log l
   __forceinline__ void merge() {
     float theirs[4], their_l[4], own[4], beside[4];
-    load_four(theirs, shared.base + FewPlan::merged_maxima + 16 * (lane % 4));
+    load_four(theirs, shared.base + kPlan.merged_maxima + 16 * (lane % 4));
     all_sums(their_l, 1);
     all_sums(l, 0);
 #pragma unroll

@@ -20,7 +20,7 @@ struct Producer {
   const Shared<kConfig> shared;
   const int lane;
   Ring<kStages> ring;
-  Ring<SharedPlan::kItems> slots;
+  Ring<Sizes::kItems> slots;
   decode_sm90::ItemRequest request;
 
   /// The page of a box of the item; nothing is read for others. Where K is not paged, the batch
@@ -63,14 +63,14 @@ struct Producer {
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
           mbarrier_expect(shared.full(ring.slot, p),
-                          static_cast<u32>(boxes * (SharedPlan::kBox / kPieces)));
+                          static_cast<u32>(boxes * (Sizes::kBox / kPieces)));
         }
       }
       __syncwarp();  // the place is free, and the bytes are expected before they arrive
       if (copies) {
-        tma_load_5d(shared.k(ring.slot) + lane % kBoxes * SharedPlan::kBox +
-                        piece * (SharedPlan::kBox / kPieces),
-                    &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
+        tma_load_5d(
+            shared.k(ring.slot) + lane % kBoxes * Sizes::kBox + piece * (Sizes::kBox / kPieces),
+            &args.k_map, shared.full(ring.slot, piece), 0, at, args.policy);
       }
       ring.advance();
       request.ask_behind(args, lane, block - first_block, end_block - first_block, kStages);
@@ -94,7 +94,7 @@ struct QueryCopier {
   const Shared<kConfig> shared;
   const int warp, lane;
   u32 parity = 0;
-  Ring<SharedPlan::kItems> slots;
+  Ring<Sizes::kItems> slots;
 
   /// A warp copies a row at a time.
   __forceinline__ void copy(const Item& item) const {

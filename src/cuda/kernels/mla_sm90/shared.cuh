@@ -30,24 +30,25 @@ struct PlanOf<true> {
 template <Config kConfig>
 struct Shared {
   using Plan = typename PlanOf<kConfig.few>::Type;
+  static constexpr Plan kPlan{};
   /// Warps that read an announced item: the consumers, and those that copy Q.
   static constexpr int kConsumers = 4 * kWarpgroups, kQueryWarps = 3;
   static constexpr u32 kFirst = (1 + kPieces) * kStages;  ///< barrier that is no stage's
   u32 base;
 
-  __forceinline__ u32 q() const { return base + Plan::q; }
-  __forceinline__ u32 k(u32 stage) const { return base + Plan::k + stage * Plan::kStage; }
+  __forceinline__ u32 q() const { return base + kPlan.q; }
+  __forceinline__ u32 k(u32 stage) const { return base + kPlan.k + stage * Plan::kStage; }
   /// What a warp leaves to the warp of the same rows in the other warpgroup: P of a block, and the
   /// maxima that it was taken against.
-  __forceinline__ u32 passed(int warp) const { return base + Plan::passed + warp * Plan::kPassed; }
-  __forceinline__ u32 maxima(int warp) const { return base + Plan::maxima + warp * Plan::kMaxima; }
+  __forceinline__ u32 passed(int warp) const { return base + kPlan.passed + warp * Plan::kPassed; }
+  __forceinline__ u32 maxima(int warp) const { return base + kPlan.maxima + warp * Plan::kMaxima; }
   /// Sums of P over the blocks of a warpgroup. `turn` alternates between items: the other
   /// warpgroup may still read those of the item before.
   __forceinline__ u32 sums(u32 turn, int warpgroup, int warp) const {
-    return base + Plan::sums + ((turn * kWarpgroups + warpgroup) * 4 + warp) * Plan::kSums;
+    return base + kPlan.sums + ((turn * kWarpgroups + warpgroup) * 4 + warp) * Plan::kSums;
   }
   __forceinline__ u32 barrier(u32 index) const {
-    return base + Plan::barriers + index * kMbarrierBytes;
+    return base + kPlan.barriers + index * kMbarrierBytes;
   }
   /// One piece of the columns has come.
   __forceinline__ u32 full(u32 stage, int piece) const { return barrier(stage * kPieces + piece); }
@@ -60,7 +61,7 @@ struct Shared {
   __forceinline__ u32 p_full(int warpgroup, int warp) const {
     return barrier(kFirst + 2 + 2 * Plan::kItems + 4 * warpgroup + warp);
   }
-  __forceinline__ u32 item(u32 slot) const { return base + Plan::items + slot * Plan::kItem; }
+  __forceinline__ u32 item(u32 slot) const { return base + kPlan.items + slot * Plan::kItem; }
 
   __forceinline__ void init_barriers() const {
     // Every warp arrives for itself: one warp's wait does not prove that the others have read.
@@ -88,7 +89,7 @@ struct Shared {
 /// Bytes from one panel of 64 columns to the next, in a box.
 inline constexpr u32 kBoxPanel = kBoxRows * kPanelRowBytes;
 /// Eight keys of a block lie a box apart; sixteen are a step of O's product.
-inline constexpr u32 kStepKeys = 2 * SharedPlan::kBox / 16;
+inline constexpr u32 kStepKeys = 2 * Sizes::kBox / 16;
 
 /// Stage and phase of the n-th block of all items.
 __forceinline__ u32 stage_of(u32 n) { return n % kStages; }
@@ -105,8 +106,8 @@ __forceinline__ void clear_hidden(const Shared<kConfig>& shared, const Item& ite
   for (int i = 32 * warp + lane; i < kBlockN * kChunks; i += 128) {
     const int row = i / kChunks, chunk = i % kChunks;
     if (key + row >= item.begin && key + row < item.end) continue;
-    store_shared_16(shared.k(stage_of(n)) + row / kBoxRows * SharedPlan::kBox +
-                        chunk / 8 * kBoxPanel + row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
+    store_shared_16(shared.k(stage_of(n)) + row / kBoxRows * Sizes::kBox + chunk / 8 * kBoxPanel +
+                        row % kBoxRows * kPanelRowBytes + chunk % 8 * 16,
                     0.0F, 0.0F, 0.0F, 0.0F);
   }
   fence_async_shared();

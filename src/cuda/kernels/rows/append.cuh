@@ -8,8 +8,8 @@
 #pragma once
 
 #include "cuda/kernels/rows/append_args.h"
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/math.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 #include "cuda/tile/sequences.cuh"
 
 namespace tilewise::append_rows {

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cuda/kernels/rows/documents_args.h"
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::documents {
 

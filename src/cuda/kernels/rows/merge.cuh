@@ -7,9 +7,9 @@
 #pragma once
 
 #include "cuda/kernels/rows/merge_args.h"
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/math.cuh"
 #include "cuda/tile/mma.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::merge_rows {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/kernels/tile_lists/args.h"
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/lists_args.h"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::tile_lists {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile_lists/args.h"
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 #include "cuda/tile/sequences.cuh"
 
 namespace tilewise::tile_lists {

@@ -3,9 +3,9 @@
 /// replays.
 #pragma once
 
-#include "cuda/tile/copy.cuh"
 #include "cuda/tile/hopper/signal.cuh"
 #include "cuda/tile/hopper/tile_counter_args.h"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::tile {
 

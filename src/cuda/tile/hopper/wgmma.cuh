@@ -1,5 +1,5 @@
-/// Matrix products of a warpgroup on the tensor cores (sm_90a). One instruction per wrapper;
-/// sections are those of the PTX ISA manual, "Asynchronous warpgroup level matrix instructions".
+/// Matrix products of a warpgroup on the tensor cores (sm_90a). PTX ISA manual, "Asynchronous
+/// warpgroup level matrix instructions".
 ///
 /// Accumulator m64nN: thread t of the warpgroup, warp w = t / 32, lane l: register 4j + i is row
 /// 16w + l/4 (+8 for i = 2, 3), column 8j + 2(l%4) + i%2. A operand from registers, k step of 16:
@@ -11,6 +11,7 @@
 /// (c%8)*2.
 #pragma once
 
+#include "cuda/tile/hopper/ptx/wgmma.cuh"
 #include "cuda/tile/math.cuh"
 
 namespace tilewise::tile {
@@ -23,40 +24,13 @@ inline constexpr int kStepColumns = 32 / 16;
 inline constexpr int kStepRows = 16 * kPanelRowBytes / 16;
 
 /// Products for one shape, m64 x kN x k16; the host generates the ones that a config needs
-/// (kernels/wgmma_text.h):
+/// (cuda/host/wgmma_text.h):
 ///   multiply_shared(d, a, b, accumulate)   d (+)= A B^T, A and B K-major in shared memory
 ///   multiply_register(d, a0..a3, b)        d += A B, A in registers, B MN-major in shared memory
 ///   multiply_register_rows(d, a0..a3, b, accumulate)  d (+)= A B^T, A in registers, B K-major
 ///   multiply_transposed(d, a, b, accumulate)  d (+)= A^T B, A and B MN-major in shared memory
 template <Element kElement, int kN>
 struct Wgmma;
-
-/// Before the first product of a group: orders earlier uses of its registers. "wgmma.fence"
-__forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
-/// Ends a group of products. "wgmma.commit_group"
-__forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/// Waits until at most kPending groups of this warp are in flight. "wgmma.wait_group"
-template <int kPending>
-__forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-/// Keeps plain reads and writes of these registers on this side of a wait: the compiler sees them
-/// change here.
-template <int kN>
-__forceinline__ void pin(float (&d)[kN]) {
-#pragma unroll
-  for (int i = 0; i < kN; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-template <int kN>
-__forceinline__ void pin(u32 (&d)[kN]) {
-#pragma unroll
-  for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(d[i])::"memory");
-}
 
 /// Descriptor of panels with 128-byte swizzle. `panel_bytes`: from one panel to the next, for
 /// MN-major operands (64 more columns of N); not read for K-major ones. `group_bytes`: from eight

@@ -4,7 +4,7 @@
 #include "cuda/kernels/bwd_sm90/dq/shared.cuh"
 #include "cuda/kernels/bwd_sm90/large_dim_sums.cuh"
 #include "cuda/kernels/bwd_sm90/rows.cuh"
-#include "cuda/tile/hopper/warpgroup.cuh"
+#include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/softcap.cuh"
 
 namespace tilewise::bwd_dq_sm90 {

@@ -2,13 +2,9 @@
 /// are those of the PTX ISA manual.
 #pragma once
 
-#include "cuda/tile/types.h"
+#include "cuda/tile/words.cuh"
 
 namespace tilewise::tile {
-
-using u32 = unsigned;
-using u64 = unsigned long long;
-using i64 = long long;
 
 /// Address of shared memory as instructions take it.
 __forceinline__ u32 shared_address(const void* p) {
@@ -54,10 +50,6 @@ __forceinline__ void store_shared_4(u32 shared, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }
 
-struct Bytes16 {
-  u32 x, y, z, w;
-};
-
 /// 16 bytes, shared to registers. 9.7.9.8 ld
 __forceinline__ Bytes16 load_shared_16(u32 shared) {
   Bytes16 r;
@@ -81,10 +73,6 @@ __forceinline__ u32 load_shared_4(u32 shared) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(shared) : "memory");
   return r;
 }
-
-struct Floats2 {
-  float x, y;
-};
 
 /// 8 bytes, shared to registers. 9.7.9.8 ld
 __forceinline__ Floats2 load_shared_8(u32 shared) {

@@ -2,7 +2,7 @@
 /// One instruction per wrapper; sections are those of the PTX ISA manual.
 #pragma once
 
-#include "cuda/tile/copy.cuh"
+#include "cuda/tile/ptx/copy.cuh"
 
 namespace tilewise::tile {
 
