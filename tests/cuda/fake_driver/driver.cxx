@@ -1,51 +1,31 @@
-// libcuda.so.1 without a GPU: one H100 whose kernels do nothing. Device memory is real, at
-// addresses that the host may not touch: code that reads a device tensor on the host ends by a
-// signal.
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdint>
-#include <cstring>
+// libcuda.so.1 without a GPU: one H100. Its kernels do nothing, unless they are objects of the
+// emulator's (launch.h). Its device memory is real, at addresses that the host may not touch
+// (memory.h).
+#include "launch.h"
+#include "memory.h"
 
 namespace {
 
-using Address = unsigned long long;
+using fake::Address;
+using fake::memory;
 
-constexpr std::size_t kBytes = std::size_t{32} << 30;
-constexpr std::size_t kAlignment = 512;
-constexpr int kOutOfMemory = 2, kUnknown = 999;
+constexpr int kInvalid = 1, kOutOfMemory = 2, kNoImage = 200, kUnknown = 999;
 
 int object;  // what every handle points to
 thread_local void* current = nullptr;
 
-/// The same pages twice: as the device sees them, without any rights, and as copies reach them.
-struct Memory {
-  char* device = nullptr;
-  char* host = nullptr;
-  std::size_t used = 0;
-
-  Memory() {
-    const int file = memfd_create("device", 0);
-    if (ftruncate(file, kBytes) != 0) return;
-    const int flags = MAP_SHARED | MAP_NORESERVE;
-    device = static_cast<char*>(mmap(nullptr, kBytes, PROT_NONE, flags, file, 0));
-    host = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, flags, file, 0));
-  }
-};
-
-Memory& memory() {
-  static Memory made;
-  return made;
+/// TILEWISE_CARD_MULTIPROCESSORS: few of them give a block of a persistent kernel many tiles.
+int multiprocessors() {
+  const char* text = std::getenv("TILEWISE_CARD_MULTIPROCESSORS");
+  return text == nullptr ? 132 : std::atoi(text);
 }
-
-char* reach(Address at) { return memory().host + (reinterpret_cast<char*>(at) - memory().device); }
 
 int attribute(int which) {
   switch (which) {
     case 13:  // clock, kHz
       return 1980000;
-    case 16:  // multiprocessors
-      return 132;
+    case 16:
+      return multiprocessors();
     case 36:  // memory clock, kHz
       return 2619000;
     case 37:  // memory bus, bits
@@ -69,7 +49,11 @@ int attribute(int which) {
 
 extern "C" {
 
-int cuInit(unsigned) { return memory().host == nullptr ? kUnknown : 0; }
+/// For the products of tests/cuda/card.
+void card_open_memory() { memory().open(); }
+void card_close_memory() { memory().close("cuBLAS"); }
+
+int cuInit(unsigned) { return memory().is_there() ? 0 : kUnknown; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_OF_THE_FAKE", 0; }
 int cuGetErrorString(int, const char** text) { return *text = "no driver", 0; }
@@ -88,11 +72,22 @@ int cuCtxGetCurrent(void** context) { return *context = current, 0; }
 int cuCtxPushCurrent_v2(void* context) { return current = context, 0; }
 int cuCtxPopCurrent_v2(void** context) { return *context = current, current = nullptr, 0; }
 
-int cuModuleLoadData(void** module, const void*) { return *module = &object, 0; }
-int cuModuleGetFunction(void** function, void*, const char*) { return *function = &object, 0; }
+int cuModuleLoadData(void** module, const void* image) {
+  *module = &object;
+  if (std::memcmp(image, ELFMAG, SELFMAG) != 0) return 0;
+  *module = fake::load(image);
+  return *module == nullptr ? kNoImage : 0;
+}
+int cuModuleGetFunction(void** function, void* module, const char*) {
+  return *function = module, 0;
+}
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuFuncGetAttribute(int* value, int, void*) { return *value = 0, 0; }
-int cuLaunchKernelEx(const void*, void*, void**, void**) { return 0; }
+int cuLaunchKernelEx(const void* config, void* function, void** parameters, void**) {
+  if (function == &object) return 0;
+  const auto* words = static_cast<const unsigned*>(config);
+  return fake::launch(function, words, parameters[0]) ? 0 : kInvalid;
+}
 
 int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   return *free = *total = std::size_t{80} << 30, 0;
@@ -100,29 +95,23 @@ int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 int cuMemPoolCreate(void** pool, const void*) { return *pool = &object, 0; }
 int cuMemPoolSetAttribute(void*, int, void*) { return 0; }
 int cuMemPoolTrimTo(void*, std::size_t) { return 0; }
-/// From one end to the other, then again from the first: nothing that lives is as old as that.
 int cuMemAllocFromPoolAsync(Address* data, std::size_t bytes, void*, void*) {
-  Memory& all = memory();
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (bytes > kBytes) return kOutOfMemory;
-  if (all.used + bytes > kBytes) all.used = 0;
-  *data = reinterpret_cast<Address>(all.device + all.used);
-  all.used += bytes;
-  return 0;
+  *data = memory().allocate(bytes);
+  return *data == 0 ? kOutOfMemory : 0;
 }
 int cuMemAlloc_v2(Address* data, std::size_t bytes) {
   return cuMemAllocFromPoolAsync(data, bytes, nullptr, nullptr);
 }
-int cuMemFree_v2(Address) { return 0; }
-int cuMemFreeAsync(Address, void*) { return 0; }
+int cuMemFree_v2(Address data) { return memory().release(data), 0; }
+int cuMemFreeAsync(Address data, void*) { return memory().release(data), 0; }
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t bytes, void*) {
-  return std::memcpy(reach(to), from, bytes), 0;
+  return std::memcpy(memory().reach(to), from, bytes), 0;
 }
 int cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t bytes, void*) {
-  return std::memcpy(to, reach(from), bytes), 0;
+  return std::memcpy(to, memory().reach(from), bytes), 0;
 }
 int cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void*) {
-  return std::memset(reach(to), value, bytes), 0;
+  return std::memset(memory().reach(to), value, bytes), 0;
 }
 
 int cuStreamCreate(void** stream, unsigned) { return *stream = &object, 0; }
@@ -141,10 +130,31 @@ int cuEventDestroy_v2(void*) { return 0; }
 int cuEventRecord(void*, void*) { return 0; }
 int cuEventSynchronize(void*) { return 0; }
 int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1.0F, 0; }
-int cuTensorMapEncodeTiled(void* map, int, unsigned, void*, const std::uint64_t*,
-                           const std::uint64_t*, const std::uint32_t*, const std::uint32_t*, int,
-                           int, int, int) {
-  return std::memset(map, 1, 128), 0;
+
+/// As emulator::Box.
+struct Box {
+  void* data;
+  long sizes[5], strides[5];
+  int box[5], rank;
+};
+/// What the driver refuses of a map, is refused.
+int cuTensorMapEncodeTiled(void* map, int, unsigned rank, void* data, const std::uint64_t* sizes,
+                           const std::uint64_t* strides, const std::uint32_t* box,
+                           const std::uint32_t*, int, int, int, int) {
+  Box made{};
+  made.data = data;
+  made.rank = static_cast<int>(rank);
+  bool is_valid = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+  for (unsigned axis = 0; axis < rank; ++axis) {
+    made.sizes[axis] = static_cast<long>(sizes[axis]);
+    made.box[axis] = static_cast<int>(box[axis]);
+    if (axis > 0) made.strides[axis] = static_cast<long>(strides[axis - 1]);
+    is_valid &= sizes[axis] - 1 < std::uint64_t{1} << 32 && box[axis] - 1 < 256;
+    is_valid &= made.strides[axis] % 16 == 0 && made.strides[axis] < std::int64_t{1} << 40;
+  }
+  std::memset(map, 0, 128);
+  std::memcpy(map, &made, sizeof(made));
+  return is_valid ? 0 : kInvalid;
 }
 
 }  // extern "C"
