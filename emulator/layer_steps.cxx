@@ -1,81 +1,8 @@
 /// layer_steps on the emulator against the CPU's verbs: padded batches, masks that are joined, and
 /// dropout and noise that read a trainer's counter.
-#include <cmath>
-#include <cstdio>
-#include <random>
-#include <vector>
-
-// One block runs at a time, so that its threads share what is static.
-#undef __shared__
-#define __shared__ static
-
-// CUDA's own functions stand in this namespace here.
-namespace tilewise::tile {}
-namespace tilewise::layer_steps {
-using namespace tilewise::tile;
-}
-
-#include "cuda/kernels/layers/choice.cuh"
-#include "cuda/kernels/layers/pools.cuh"
-// A product's shared memory is dynamic.
-#undef __shared__
-#define __shared__
-#include "cuda/kernels/layers/product.cuh"
-#include "layers/cpu_ops.h"
-#include "layers/cuda_ops.h"
-#include "layers/pools.h"
-#include "problem/philox.h"
-
-namespace tilewise::layer_steps {
-alignas(1024) unsigned char product_memory[product_shared(64)];
-}
+#include "layer_steps_check.h"
 
 namespace {
-
-using namespace tilewise;
-namespace asam = tilewise::asam;
-namespace steps = tilewise::layer_steps;
-
-constexpr steps::Config kConfig;
-int failures = 0;
-std::mt19937 random_bits(3);
-
-std::vector<float> draw(std::int64_t count) {
-  std::normal_distribution<float> normal;
-  std::vector<float> x(static_cast<std::size_t>(count));
-  for (float& value : x) value = normal(random_bits);
-  return x;
-}
-std::vector<float> nans(std::int64_t count) {
-  return std::vector<float>(static_cast<std::size_t>(count), NAN);
-}
-
-template <class Kernel>
-void run(std::int64_t blocks, const Kernel& kernel) {
-  emulator::grid_size.x = static_cast<unsigned>(blocks);
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    emulator::run_block(static_cast<unsigned>(b), steps::kThreads, kernel);
-  }
-}
-
-template <class T>
-void compare(const char* what, const std::vector<T>& ours, const std::vector<T>& expected,
-             double bound = 1e-5) {
-  double worst = ours.size() == expected.size() ? 0.0 : 1e30;
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    const auto a = static_cast<double>(ours[i]), b = static_cast<double>(expected[i]);
-    const double error = std::abs(a - b) / (1.0 + std::abs(b));
-    worst = std::max(worst, std::isnan(error) ? 1e30 : error);
-  }
-  const bool good = worst <= bound;
-  std::printf("%s %s: off by %.1e\n", good ? "ok" : "FAILED", what, worst);
-  failures += good ? 0 : 1;
-}
-
-asam::CpuOps<float>& cpu() {
-  static asam::CpuOps<float> ops(default_executor());
-  return ops;
-}
 
 std::vector<int> lengths = {70, 0, 19};
 
@@ -284,6 +211,72 @@ void check_masks() {
 }
 
 /// Three steps of one replayed graph: the arguments stay, the counter goes on.
+void check_gelu(const tile::DropoutBits& bits, const asam::Drop& drop,
+                const std::vector<float>& z) {
+  std::vector<float> du = draw(9 * 13), expected = du, dz = nans(9 * 13), d_expected = dz;
+  cpu().gelu_backward(z.data(), expected.data(), d_expected.data(), drop, {9, 13});
+  const steps::GeluArgs args{.z = z.data(),
+                             .du = du.data(),
+                             .dz = dz.data(),
+                             .bits = bits,
+                             .site = drop.site,
+                             .drops = true,
+                             .rows = 9,
+                             .cols = 13,
+                             .first = static_cast<unsigned>(drop.first)};
+  run(1, [&] { steps::gelu_backward<kConfig>(args); });
+  compare("gelu_backward: u", du, expected);
+  compare("gelu_backward: dz", dz, d_expected);
+}
+
+/// Heads of 16 bits, mixed and back, and q twice and back.
+template <steps::Kept kKept>
+void check_kept(DType dtype) {
+  constexpr steps::Config kHalves{.kept = kKept};
+  const asam::HeadShape s{2, 5, 3, 8};
+  const std::int64_t one = s.rows() * s.heads * s.dim;
+  asam::Memory memory({}, {});
+  asam::CpuOps<float> ops(default_executor(), dtype, memory);
+  using Halves = std::vector<std::uint16_t>;
+  const auto narrow = [&](std::int64_t count) {
+    Halves halves(static_cast<std::size_t>(count));
+    ops.to_half(draw(count).data(), halves.data(), {1, count});
+    return halves;
+  };
+  const auto kept = [](Halves& x) { return asam::Stored<float>::halves(x.data()); };
+  Halves o = narrow(2 * one), da = narrow(one), qkv = narrow(3 * one);
+  Halves d_o(o.size()), d_expected(o.size()), q2(o.size()), q2_expected(o.size());
+  const std::vector<float> g = draw(6);
+  std::vector<float> a = nans(one), a_expected = a, dg = nans(6), dg_expected = dg;
+  const steps::MixArgs mix{.batch = 2,
+                           .tokens = 5,
+                           .heads = 3,
+                           .dim = 8,
+                           .o = o.data(),
+                           .g = g.data(),
+                           .a = a.data(),
+                           .da = da.data(),
+                           .d_o = d_o.data(),
+                           .dg = dg.data()};
+  run(1, [&] { steps::mix<kHalves>(mix); });
+  run(6, [&] { steps::mix_backward<kHalves>(mix); });
+  ops.mix(kept(o), g.data(), a_expected.data(), s);
+  ops.mix_backward(kept(o), g.data(), kept(da), kept(d_expected), dg_expected.data(), nullptr, s);
+  compare("mix of 16 bits", a, a_expected);
+  compare("its d_o", d_o, d_expected, 0.0);
+  compare("its dg", dg, dg_expected);
+  steps::TwiceArgs twice{.from = qkv.data(), .to = q2.data(), .rows = 10, .heads = 3, .dim = 8};
+  run(1, [&] { steps::twice<kHalves>(twice); });
+  ops.twice(kept(qkv), kept(q2_expected), s);
+  compare("twice of 16 bits", q2, q2_expected, 0.0);
+  Halves dqkv = qkv, dqkv_expected = qkv;
+  twice.from = o.data();
+  twice.to = dqkv.data();
+  run(1, [&] { steps::twice_backward<kHalves>(twice); });
+  ops.twice_backward(kept(o), kept(dqkv_expected), s);
+  compare("its backward", dqkv, dqkv_expected, 0.0);
+}
+
 void check_dropout() {
   asam::TrainState state;
   steps::State device{};
@@ -306,6 +299,7 @@ void check_dropout() {
     cpu().drop_add(nullptr, x.data(), expected.data(), drop, {9, 13});
     run(1, [&] { steps::drop_add<kConfig>(args); });
     compare("drop_add of a step", ours, expected, 1e-6);
+    check_gelu(args.bits, drop.from(40), x);
     const bool anew = ours != last;
     std::printf("%s drops anew\n", anew ? "ok" : "FAILED");
     failures += anew ? 0 : 1;
@@ -463,6 +457,8 @@ int main() {
   check_embedding();
   check_masks();
   check_dropout();
+  check_kept<steps::Kept::fp16>(DType::float16);
+  check_kept<steps::Kept::bf16>(DType::bfloat16);
   check_choice();
   return failures == 0 ? 0 : 1;
 }

@@ -190,8 +190,9 @@ void add_layer_flags(CLI::App& app, ModelFlags& flags) {
       ->option_text("X [0.9]");
   add_real(app, "--dropout", flags.dropout, "dropout probability in training", 0.0, 0.99)
       ->option_text("X [0]");
-  app.add_option("--compute", flags.compute,
-                 "on CUDA: type of products and attention; `bench` takes a list")
+  app.add_option(
+         "--compute", flags.compute,
+         "type of attention and kept activations, on CUDA of products; `bench` takes a list")
       ->option_text("f32|bf16|f16 [f32]");
   app.add_flag("--causal", flags.causal, "causal mask, for the adaptive layer");
   app.add_flag("--no-gate", flags.ungated, "only the sparse branch");

@@ -84,8 +84,9 @@ struct Config {
   /// Length of the pattern's parameters in the original layer, which has one set per length.
   std::int64_t pattern_tokens = 0;
 
-  /// On CUDA, the type of products and attention: float32, bfloat16 or float16. Weights, norms,
-  /// sums and the rest are float32.
+  /// float32, bfloat16 or float16: the type of attention and of what a training step keeps for its
+  /// backward, on CUDA of products, too. Weights, norms, the residual stream, sums and the rest are
+  /// float32.
   DType compute = DType::float32;
   /// On CUDA, infer() and Trainer::step() are captured at the second call with the same tensors,
   /// and replayed afterwards. It needs a stream other than the default one.

@@ -9,11 +9,11 @@ namespace tilewise::asam {
 /// Heads [batch, tokens, heads, dim] inside rows of `row` elements: logical axes (B, heads, n,
 /// dim).
 template <class T>
-Tensor head_view(const Run<T>& run, T* data, std::int64_t heads, std::int64_t head_stride,
+Tensor head_view(const Run<T>& run, Stored<T> data, std::int64_t heads, std::int64_t head_stride,
                  std::int64_t row) {
   Tensor t;
-  t.data = data;
-  t.dtype = run.config.dtype;
+  t.data = data.data();
+  t.dtype = data.half != nullptr ? run.config.compute : run.config.dtype;
   t.device = run.config.device;
   t.rank = 4;
   t.sizes = {run.batch, heads, run.tokens, run.config.head_dim};

@@ -16,8 +16,8 @@ std::unique_ptr<Ops<T>> make_ops(const Config& config, const Launch& launch, Mem
       return std::make_unique<CudaOps>(config, launch, memory);
     }
   }
-  return std::make_unique<CpuOps<T>>(launch.executor != nullptr ? *launch.executor
-                                                                : default_executor());
+  Executor& executor = launch.executor != nullptr ? *launch.executor : default_executor();
+  return std::make_unique<CpuOps<T>>(executor, config.compute, memory);
 }
 
 }  // namespace tilewise::asam

@@ -121,8 +121,8 @@ void check_config(const Config& c) {
   require(
       c.compute == DType::float32 || c.compute == DType::bfloat16 || c.compute == DType::float16,
       "compute", std::string(dtype_name(c.compute)), "expected float32, bfloat16 or float16");
-  require(c.compute == DType::float32 || c.device.type == DeviceType::cuda, "compute",
-          std::string(dtype_name(c.compute)), "only CUDA supports it");
+  require(c.compute == DType::float32 || c.dtype == DType::float32, "compute",
+          std::string(dtype_name(c.compute)), "a float64 model computes in float64");
   require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true", "only CUDA supports it");
   check_pattern(c);
 }

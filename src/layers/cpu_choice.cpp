@@ -154,9 +154,9 @@ class HeadChoice {
   /// Means over blocks of q (part 0) or k (part 1): (blocks, dim).
   std::vector<T> pooled(std::int64_t part) const {
     const HeadShape& h = s_.heads;
-    std::vector<T> means(static_cast<std::size_t>(blocks_ * h.dim));
+    std::vector<T> means(static_cast<std::size_t>(blocks_ * h.dim)), room(dim_elems());
     for (std::int64_t i = 0; i < tokens_; ++i) {
-      const T* row = c_.qkv + at(i, part);
+      const T* row = read_row(c_.qkv, c_.config->compute, at(i, part), h.dim, room.data());
       T* mean = means.data() + i / s_.block * h.dim;
       for (std::int64_t e = 0; e < h.dim; ++e) mean[e] += row[e];
     }
@@ -172,6 +172,7 @@ class HeadChoice {
     const HeadShape& h = s_.heads;
     return (((batch() * h.tokens + i) * 3 + part) * h.heads + head()) * h.dim;
   }
+  std::size_t dim_elems() const { return static_cast<std::size_t>(s_.heads.dim); }
   std::int64_t tokens_of(std::int64_t block) const {
     return std::min(s_.block, tokens_ - block * s_.block);
   }
@@ -194,9 +195,9 @@ class HeadChoice {
   /// Maxima and minima over blocks of q (part 0) or k (part 1): (blocks, 2, dim).
   std::vector<T> extremes(std::int64_t part) const {
     const std::int64_t dim = s_.heads.dim;
-    std::vector<T> found(static_cast<std::size_t>(2 * blocks_ * dim));
+    std::vector<T> found(static_cast<std::size_t>(2 * blocks_ * dim)), room(dim_elems());
     for (std::int64_t i = 0; i < tokens_; ++i) {
-      const T* row = c_.qkv + at(i, part);
+      const T* row = read_row(c_.qkv, c_.config->compute, at(i, part), dim, room.data());
       T* highest = found.data() + i / s_.block * 2 * dim;
       T* lowest = highest + dim;
       const bool first = i % s_.block == 0;
@@ -249,7 +250,7 @@ class HeadChoice {
     const T temperature = *c_.temperature, size = std::abs(temperature);
     T* d_centroids = c_.d_centroids + head() * clusters * dim;
     std::vector<T> d_unit(static_cast<std::size_t>(dim)), d_mean(d_unit.size());
-    std::vector<T> d_axis(d_unit.size());
+    std::vector<T> d_axis(d_unit.size()), room(d_unit.size());
     for (std::int64_t n = 0; n < blocks_; ++n) {
       const T* share = a.share.data() + n * clusters;
       const T* ds = d_share.data() + n * clusters;
@@ -273,10 +274,13 @@ class HeadChoice {
       normalize_backward(unit, a.lengths[static_cast<std::size_t>(n)], d_unit.data(), d_mean.data(),
                          dim);
       for (std::int64_t i = n * s_.block; i < n * s_.block + tokens_of(n); ++i) {
-        T* row = c_.d_qkv + at(i, part);
+        const DType half = c_.config->compute;
+        const T* before = read_row(c_.d_qkv, half, at(i, part), dim, room.data());
+        T* row = row_of(c_.d_qkv, at(i, part), room.data());
         for (std::int64_t e = 0; e < dim; ++e) {
-          row[e] += d_mean[static_cast<std::size_t>(e)] / static_cast<T>(tokens_of(n));
+          row[e] = before[e] + d_mean[static_cast<std::size_t>(e)] / static_cast<T>(tokens_of(n));
         }
+        write_row(c_.d_qkv, half, at(i, part), dim, row);
       }
     }
   }
@@ -385,7 +389,7 @@ void CpuOps<T>::choose_backward(const Choice<T>& c) {
 }
 
 template <class T>
-void CpuOps<T>::clustered_mask(const T* qkv, const T* centroids, const T* temperature,
+void CpuOps<T>::clustered_mask(Factor<T> qkv, const T* centroids, const T* temperature,
                                std::uint8_t* mask, HeadShape s, std::int64_t clusters) {
   each(s.batch * s.heads, s.tokens * s.tokens * clusters,
        [&](std::int64_t begin, std::int64_t end) {
@@ -398,8 +402,10 @@ void CpuOps<T>::clustered_mask(const T* qkv, const T* centroids, const T* temper
            for (std::int64_t part = 0; part < 2; ++part) {
              rows[part].resize(static_cast<std::size_t>(s.tokens * s.dim));
              for (std::int64_t i = 0; i < s.tokens; ++i) {
-               const T* row = qkv + (((b * s.tokens + i) * 3 + part) * s.heads + head) * s.dim;
-               std::copy_n(row, s.dim, rows[part].data() + i * s.dim);
+               const std::int64_t at = (((b * s.tokens + i) * 3 + part) * s.heads + head) * s.dim;
+               T* to = rows[part].data() + i * s.dim;
+               const T* row = read_row(qkv, half_, at, s.dim, to);
+               if (row != to) std::copy_n(row, s.dim, to);
              }
            }
            const Assignment<T> q(rows[0].data(), axes.data(), *temperature, s.tokens, s.dim,
@@ -419,9 +425,9 @@ template void CpuOps<float>::choose(const Choice<float>&);
 template void CpuOps<double>::choose(const Choice<double>&);
 template void CpuOps<float>::choose_backward(const Choice<float>&);
 template void CpuOps<double>::choose_backward(const Choice<double>&);
-template void CpuOps<float>::clustered_mask(const float*, const float*, const float*, std::uint8_t*,
-                                            HeadShape, std::int64_t);
-template void CpuOps<double>::clustered_mask(const double*, const double*, const double*,
+template void CpuOps<float>::clustered_mask(Factor<float>, const float*, const float*,
+                                            std::uint8_t*, HeadShape, std::int64_t);
+template void CpuOps<double>::clustered_mask(Factor<double>, const double*, const double*,
                                              std::uint8_t*, HeadShape, std::int64_t);
 
 }  // namespace tilewise::asam

@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "cpu/micro/elements.h"
 #include "problem/philox.h"
 
 namespace tilewise::asam {
@@ -54,6 +55,24 @@ T slope(Activation f, T z) {
 
 }  // namespace
 
+const float* read_row(const Factor<float>& x, DType half, std::int64_t at, std::int64_t count,
+                      float* room) {
+  if (x.half == nullptr) return x.wide + at;
+  cpu::load_row(Tensor::contiguous(const_cast<std::uint16_t*>(x.half), half, {count}), at, 1, count,
+                room);
+  return room;
+}
+const double* read_row(const Factor<double>& x, DType, std::int64_t at, std::int64_t, double*) {
+  return x.wide + at;
+}
+
+void write_row(const Stored<float>& x, DType half, std::int64_t at, std::int64_t count,
+               const float* room) {
+  if (x.half == nullptr) return;
+  cpu::store_row(Tensor::contiguous(x.half, half, {count}), at, 1, count, room);
+}
+void write_row(const Stored<double>&, DType, std::int64_t, std::int64_t, const double*) {}
+
 template <class T>
 void CpuOps<T>::clear(void* x, std::int64_t bytes) {
   std::memset(x, 0, static_cast<std::size_t>(bytes));
@@ -79,6 +98,31 @@ void CpuOps<T>::add(const T* x, T* y, std::int64_t elems) {
   each(elems, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) y[i] += x[i];
   });
+}
+
+template <class T>
+void CpuOps<T>::to_half(const T* x, std::uint16_t* half, Shape s) {
+  each(s.rows, s.cols, [&](std::int64_t begin, std::int64_t end) {
+    write_row(Stored<T>::halves(half), half_, begin * s.cols, (end - begin) * s.cols,
+              x + begin * s.cols);
+  });
+}
+
+template <class T>
+void CpuOps<T>::from_half(const std::uint16_t* half, T* x, Shape s) {
+  Factor<T> from;
+  from.half = half;
+  each(s.rows, s.cols, [&](std::int64_t begin, std::int64_t end) {
+    read_row(from, half_, begin * s.cols, (end - begin) * s.cols, x + begin * s.cols);
+  });
+}
+
+template <class T>
+const T* CpuOps<T>::wide(const Factor<T>& x, Buffer<T>& room, Shape s) {
+  if (x.half == nullptr) return x.wide;
+  T* to = room.room(*memory_, s.rows * s.cols);
+  from_half(x.half, to, s);
+  return to;
 }
 
 template <class T>
@@ -113,6 +157,27 @@ void CpuOps<T>::activate_backward(const T* z, const T* dy, T* dz, T* dbias, Acti
 }
 
 template <class T>
+void CpuOps<T>::gelu_backward(const T* z, T* du, T* dz, const Drop& drop, Shape s) {
+  constexpr T kInverseRoot = std::numbers::inv_sqrtpi_v<T> / std::numbers::sqrt2_v<T>;
+  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.offset()});
+  const bool drops = drop.p > 0.0;
+  const T scale = drops ? static_cast<T>(mask.scale()) : T{1};
+  each(s.rows, (drops ? 24 : 8) * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    PhiloxCounter words{};
+    for (std::int64_t i = begin; i < end; ++i) {
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        if (drops && j % 4 == 0) words = mask.words(drop.site, drop.first + i, j / 4);
+        const bool keeps = !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]);
+        const std::int64_t at = i * s.cols + j;
+        const T x = z[at], area = normal_area(x), d = keeps ? du[at] * scale : T{0};
+        du[at] = keeps ? x * area * scale : T{0};
+        dz[at] = (area + x * kInverseRoot * std::exp(-x * x / 2)) * d;
+      }
+    }
+  });
+}
+
+template <class T>
 void CpuOps<T>::layer_norm(const T* x, const T* gamma, const T* beta, T* y, T* statistics,
                            Shape s) {
   constexpr T kEpsilon = T(1e-5);  // torch's
@@ -129,6 +194,19 @@ void CpuOps<T>::layer_norm(const T* x, const T* gamma, const T* beta, T* y, T* s
       statistics[2 * i + 1] = rstd;
       for (std::int64_t j = 0; j < s.cols; ++j) {
         y[i * s.cols + j] = (row[j] - mean) * rstd * gamma[j] + beta[j];
+      }
+    }
+  });
+}
+
+template <class T>
+void CpuOps<T>::normalise(const T* x, const T* gamma, const T* beta, const T* statistics, T* y,
+                          Shape s) {
+  each(s.rows, s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const T mean = statistics[2 * i], rstd = statistics[2 * i + 1];
+      for (std::int64_t j = 0; j < s.cols; ++j) {
+        y[i * s.cols + j] = (x[i * s.cols + j] - mean) * rstd * gamma[j] + beta[j];
       }
     }
   });
@@ -177,7 +255,7 @@ void CpuOps<T>::drop_add(const T* x, const T* a, T* y, const Drop& drop, Shape s
     PhiloxCounter words{};
     for (std::int64_t i = begin; i < end; ++i) {
       for (std::int64_t j = 0; j < s.cols; ++j) {
-        if (drops && j % 4 == 0) words = mask.words(drop.site, i, j / 4);
+        if (drops && j % 4 == 0) words = mask.words(drop.site, drop.first + i, j / 4);
         const bool keeps = !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]);
         const std::int64_t at = i * s.cols + j;
         y[at] = (x != nullptr ? x[at] : T{0}) + (keeps ? a[at] * scale : T{0});
@@ -208,11 +286,12 @@ void CpuOps<T>::gate_backward(const T* c, const T* p, const T* threshold, const 
 }
 
 template <class T>
-void CpuOps<T>::mix(const T* o, const T* g, T* a, HeadShape s) {
+void CpuOps<T>::mix(Factor<T> o, const T* g, T* a, HeadShape s) {
   each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<T> room(static_cast<std::size_t>(2 * s.dim));
     for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
       const T share = g[at / s.heads / s.tokens * s.heads + at % s.heads];
-      const T* sparse = o + 2 * at * s.dim;
+      const T* sparse = read_row(o, half_, 2 * at * s.dim, 2 * s.dim, room.data());
       const T* dense = sparse + s.dim;
       for (std::int64_t e = 0; e < s.dim; ++e) {
         a[at * s.dim + e] = share * sparse[e] + (T{1} - share) * dense[e];
@@ -222,22 +301,28 @@ void CpuOps<T>::mix(const T* o, const T* g, T* a, HeadShape s) {
 }
 
 template <class T>
-void CpuOps<T>::mix_backward(const T* o, const T* g, const T* da, T* d_o, T* dg, T* d_weight,
-                             HeadShape s) {
+void CpuOps<T>::mix_backward(Factor<T> o, const T* g, Factor<T> da, Stored<T> d_o, T* dg,
+                             T* d_weight, HeadShape s) {
   each(s.batch * s.heads, 4 * s.tokens * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<T> rooms(static_cast<std::size_t>(5 * s.dim));
+    T *o_room = rooms.data(), *d_o_room = o_room + 2 * s.dim, *da_room = d_o_room + 2 * s.dim;
     for (std::int64_t bh = begin; bh < end; ++bh) {
       const T share = g[bh];
       T along_sparse = 0, along_dense = 0;
       for (std::int64_t i = 0; i < s.tokens; ++i) {
         const std::int64_t at = (bh / s.heads * s.tokens + i) * s.heads + bh % s.heads;
+        const std::int64_t first = 2 * at * s.dim;
+        const T* sparse = read_row(o, half_, first, 2 * s.dim, o_room);
+        const T* dense = sparse + s.dim;
+        const T* d = read_row(da, half_, at * s.dim, s.dim, da_room);
+        T* to = row_of(d_o, first, d_o_room);
         for (std::int64_t e = 0; e < s.dim; ++e) {
-          const std::int64_t sparse = 2 * at * s.dim + e, dense = sparse + s.dim;
-          const T d = da[at * s.dim + e];
-          d_o[sparse] = share * d;
-          d_o[dense] = (T{1} - share) * d;
-          along_sparse += d * o[sparse];
-          along_dense += d * o[dense];
+          to[e] = share * d[e];
+          to[s.dim + e] = (T{1} - share) * d[e];
+          along_sparse += d[e] * sparse[e];
+          along_dense += d[e] * dense[e];
         }
+        write_row(d_o, half_, first, 2 * s.dim, to);
       }
       dg[bh] = along_sparse - along_dense;
       if (d_weight != nullptr) d_weight[bh] = share * along_sparse;
@@ -246,23 +331,31 @@ void CpuOps<T>::mix_backward(const T* o, const T* g, const T* da, T* d_o, T* dg,
 }
 
 template <class T>
-void CpuOps<T>::twice(const T* qkv, T* q2, HeadShape s) {
+void CpuOps<T>::twice(Factor<T> qkv, Stored<T> q2, HeadShape s) {
   each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
-      const T* q = qkv + (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
-      std::copy_n(q, s.dim, q2 + 2 * at * s.dim);
-      std::copy_n(q, s.dim, q2 + (2 * at + 1) * s.dim);
+      const std::int64_t q = (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
+      for (const std::int64_t to : {2 * at * s.dim, (2 * at + 1) * s.dim}) {
+        if (qkv.half != nullptr) {
+          std::copy_n(qkv.half + q, s.dim, q2.half + to);
+        } else {
+          std::copy_n(qkv.wide + q, s.dim, q2.wide + to);
+        }
+      }
     }
   });
 }
 
 template <class T>
-void CpuOps<T>::twice_backward(const T* dq2, T* dqkv, HeadShape s) {
+void CpuOps<T>::twice_backward(Factor<T> dq2, Stored<T> dqkv, HeadShape s) {
   each(s.rows(), 2 * s.heads * s.dim, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<T> rooms(static_cast<std::size_t>(3 * s.dim));
     for (std::int64_t at = begin * s.heads; at < end * s.heads; ++at) {
-      const T* first = dq2 + 2 * at * s.dim;
-      T* dq = dqkv + (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
+      const T* first = read_row(dq2, half_, 2 * at * s.dim, 2 * s.dim, rooms.data());
+      const std::int64_t place = (at / s.heads * 3 * s.heads + at % s.heads) * s.dim;
+      T* dq = row_of(dqkv, place, rooms.data() + 2 * s.dim);
       for (std::int64_t e = 0; e < s.dim; ++e) dq[e] = first[e] + first[s.dim + e];
+      write_row(dqkv, half_, place, s.dim, dq);
     }
   });
 }

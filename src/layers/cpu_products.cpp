@@ -10,7 +10,7 @@ namespace {
 
 /// A matrix as it lies in memory, read as such or transposed.
 template <class T>
-struct Factor {
+struct Matrix {
   const T* data;
   std::int64_t ld;
   bool transposed;
@@ -21,8 +21,8 @@ struct Factor {
 
 /// Rows `begin` to `end` of C (m x n) = A (m x k) B (k x n) + beta C.
 template <class T>
-void product(std::int64_t begin, std::int64_t end, std::int64_t n, std::int64_t k, Factor<T> a,
-             Factor<T> b, T beta, T* c) {
+void product(std::int64_t begin, std::int64_t end, std::int64_t n, std::int64_t k, Matrix<T> a,
+             Matrix<T> b, T beta, T* c) {
   if constexpr (std::is_same_v<T, float>) {
     if (const cpu::Blas* blas = cpu::Blas::get(); blas != nullptr) {
       const float* rows = a.data + begin * (a.transposed ? 1 : a.ld);
@@ -58,35 +58,40 @@ class QuietBlas {
 }  // namespace
 
 template <class T>
-void CpuOps<T>::linear(const T* x, const T* w, T* y, const Epilogue<T>& epilogue, LinearShape s) {
+void CpuOps<T>::linear(Factor<T> x, const T* w, T* y, const Epilogue<T>& epilogue, LinearShape s) {
   const QuietBlas<T> quiet;
+  const T* rows = wide(x, x_, {s.rows, s.in});
   T* z = epilogue.z != nullptr ? epilogue.z : y;
   each(s.rows, s.in * s.out, [&](std::int64_t begin, std::int64_t end) {
-    product<T>(begin, end, s.out, s.in, {x, s.in, false}, {w, s.in, true}, 0, z);
+    product<T>(begin, end, s.out, s.in, {rows, s.in, false}, {w, s.in, true}, 0, z);
   });
   this->finish_linear(z, y, epilogue, {s.rows, s.out});
 }
 
 template <class T>
-void CpuOps<T>::linear_backward(const T* x, const T* w, const T* dy, T* dx, T* dw, LinearShape s) {
+void CpuOps<T>::linear_backward(Factor<T> x, const T* w, Factor<T> dy, T* dx, T* dw,
+                                LinearShape s) {
   const QuietBlas<T> quiet;
+  const T* d = wide(dy, dy_, {s.rows, s.out});
   if (dx != nullptr) {
     each(s.rows, s.in * s.out, [&](std::int64_t begin, std::int64_t end) {
-      product<T>(begin, end, s.in, s.out, {dy, s.out, false}, {w, s.in, false}, 0, dx);
+      product<T>(begin, end, s.in, s.out, {d, s.out, false}, {w, s.in, false}, 0, dx);
     });
   }
+  if (dw == nullptr) return;
+  const T* rows = wide(x, x_, {s.rows, s.in});
   each(s.out, s.in * s.rows, [&](std::int64_t begin, std::int64_t end) {
-    product<T>(begin, end, s.in, s.rows, {dy, s.out, true}, {x, s.in, false}, 1, dw);
+    product<T>(begin, end, s.in, s.rows, {d, s.out, true}, {rows, s.in, false}, 1, dw);
   });
 }
 
-template void CpuOps<float>::linear(const float*, const float*, float*, const Epilogue<float>&,
+template void CpuOps<float>::linear(Factor<float>, const float*, float*, const Epilogue<float>&,
                                     LinearShape);
-template void CpuOps<double>::linear(const double*, const double*, double*, const Epilogue<double>&,
-                                     LinearShape);
-template void CpuOps<float>::linear_backward(const float*, const float*, const float*, float*,
+template void CpuOps<double>::linear(Factor<double>, const double*, double*,
+                                     const Epilogue<double>&, LinearShape);
+template void CpuOps<float>::linear_backward(Factor<float>, const float*, Factor<float>, float*,
                                              float*, LinearShape);
-template void CpuOps<double>::linear_backward(const double*, const double*, const double*, double*,
-                                              double*, LinearShape);
+template void CpuOps<double>::linear_backward(Factor<double>, const double*, Factor<double>,
+                                              double*, double*, LinearShape);
 
 }  // namespace tilewise::asam

@@ -55,7 +55,7 @@ steps::ChoiceArgs choice_args(const Choice<float>& c) {
   a.counter = counter_of(c.draw);
   a.lengths = c.lengths;
   a.site = c.draw.site;
-  a.qkv = c.qkv;
+  a.qkv = c.qkv.data();
   a.logits = c.logits;
   a.gate = c.gate;
   a.centroids = c.centroids;
@@ -68,7 +68,7 @@ steps::ChoiceArgs choice_args(const Choice<float>& c) {
   a.index = c.index;
   a.d_weight = c.d_weight;
   a.d_logits = c.d_logits;
-  a.d_qkv = c.d_qkv;
+  a.d_qkv = c.d_qkv.data();
   a.d_centroids = c.d_centroids;
   a.d_temperature = c.d_temperature;
   return a;

@@ -14,6 +14,7 @@ namespace {
 namespace steps = layer_steps;
 
 constexpr const char* kPlain = "layers/steps";
+constexpr const char* kTraining = "layers/training";
 constexpr const char* kPools = "layers/pools";
 constexpr const char* kChoice = "layers/choice";
 constexpr const char* kProduct = "layers/product";
@@ -23,32 +24,35 @@ struct StepName {
   const char* args;
   const char* file = kPlain;
   int min_blocks = 1, shared_bytes = 0;
+  bool reads_kept = false;  ///< tensors that a model of 16 bits keeps so
 };
 constexpr StepName kNames[kSteps] = {
     {"copy", "CopyArgs"},
     {"add", "CopyArgs"},
     {"activate", "ActivateArgs"},
     {"activate_backward", "ActivateArgs"},
+    {"gelu_backward", "GeluArgs"},
     {"columns", "ColumnArgs"},
     {"norm_columns", "ColumnArgs"},
     {"layer_norm", "NormArgs"},
+    {"normalise", "NormArgs"},
     {"layer_norm_backward", "NormArgs"},
     {"drop_add", "DropArgs"},
     {"gate", "GateArgs"},
     {"gate_backward", "GateArgs"},
-    {"mix", "MixArgs"},
-    {"mix_backward", "MixArgs"},
-    {"twice", "TwiceArgs"},
-    {"twice_backward", "TwiceArgs"},
+    {"mix", "MixArgs", kPlain, 1, 0, true},
+    {"mix_backward", "MixArgs", kPlain, 1, 0, true},
+    {"twice", "TwiceArgs", kPlain, 1, 0, true},
+    {"twice_backward", "TwiceArgs", kPlain, 1, 0, true},
     {"embed", "EmbedArgs"},
     {"embed_backward", "EmbedArgs"},
     {"join_masks", "JoinArgs"},
     {"read_out", "ReadArgs"},
     {"read_out_backward", "ReadArgs"},
-    {"cross_entropy", "LossArgs"},
-    {"look_for_infinities", "AdamArgs"},
-    {"adam", "AdamArgs"},
-    {"end_step", "EndArgs"},
+    {"cross_entropy", "LossArgs", kTraining},
+    {"look_for_infinities", "AdamArgs", kTraining},
+    {"adam", "AdamArgs", kTraining},
+    {"end_step", "EndArgs", kTraining},
     {"bin_means", "BinArgs", kPools},
     {"bin_tokens", "BinArgs", kPools},
     {"bin_features", "BinArgs", kPools},
@@ -57,14 +61,14 @@ constexpr StepName kNames[kSteps] = {
     {"bin_inputs_backward", "BinArgs", kPools},
     {"pool_windows", "WindowArgs", kPools},
     {"pool_windows_backward", "WindowArgs", kPools},
-    {"choice_means", "ChoiceArgs", kChoice},
+    {"choice_means", "ChoiceArgs", kChoice, 1, 0, true},
     {"choice_shares", "ChoiceArgs", kChoice},
     {"choice_heads", "ChoiceArgs", kChoice},
     {"choice_rows", "ChoiceArgs", kChoice},
     {"choice_lists", "ChoiceArgs", kChoice},
     {"choice_logits_backward", "ChoiceArgs", kChoice},
     {"choice_near", "ChoiceArgs", kChoice},
-    {"choice_shares_backward", "ChoiceArgs", kChoice},
+    {"choice_shares_backward", "ChoiceArgs", kChoice, 1, 0, true},
     {"choice_centroids_backward", "ChoiceArgs", kChoice},
     {"choice_temperature_backward", "ChoiceArgs", kChoice},
     {"narrow", "TwinArgs"},
@@ -86,11 +90,13 @@ steps::State* device_state(const TrainState* state) {
 
 }  // namespace
 
-cuda::KernelUnit step_unit(Step step) {
+cuda::KernelUnit step_unit(Step step, DType compute) {
   const StepName& name = kNames[static_cast<int>(step)];
+  const bool half = name.reads_kept && compute != DType::float32;
+  const char* kept = compute == DType::bfloat16 ? ".kept = Kept::bf16" : ".kept = Kept::fp16";
   return {.stem = "layer_steps",
           .file = name.file,
-          .config = "",
+          .config = half ? kept : "",
           .threads = steps::kThreads,
           .min_blocks = name.min_blocks,
           .shared_bytes = name.shared_bytes,
@@ -170,6 +176,18 @@ void CudaOps::layer_norm(const float* x, const float* gamma, const float* beta, 
   start(Step::layer_norm, args, ceil_div(s.rows, std::int64_t{steps::kNormRows}));
 }
 
+void CudaOps::normalise(const float* x, const float* gamma, const float* beta,
+                        const float* statistics, float* y, Shape s) {
+  const steps::NormArgs args{.x = x,
+                             .gamma = gamma,
+                             .beta = beta,
+                             .y = y,
+                             .statistics = const_cast<float*>(statistics),
+                             .rows = s.rows,
+                             .cols = static_cast<int>(s.cols)};
+  start(Step::normalise, args, blocks_for(s.rows * s.cols));
+}
+
 void CudaOps::layer_norm_backward(const float* x, const float* gamma, const float* statistics,
                                   const float* dy, float* dx, float* dgamma, float* dbeta,
                                   Shape s) {
@@ -192,21 +210,36 @@ void CudaOps::layer_norm_backward(const float* x, const float* gamma, const floa
   start(Step::norm_columns, columns, few_columns(s.cols));
 }
 
-void CudaOps::drop_add(const float* x, const float* a, float* y, const Drop& drop, Shape s) {
+namespace {
+
+/// What the kernels that drop elements are told of it.
+template <class Args>
+void tell_of(Args& args, const Drop& drop, Shape s) {
   const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.draw});
-  steps::DropArgs args{.x = x,
-                       .a = a,
-                       .y = y,
-                       .site = drop.site,
-                       .drops = drop.p > 0.0,
-                       .rows = s.rows,
-                       .cols = static_cast<int>(s.cols)};
+  args.site = drop.site;
+  args.drops = drop.p > 0.0;
+  args.rows = s.rows;
+  args.cols = static_cast<int>(s.cols);
+  args.first = static_cast<unsigned>(drop.first);
   args.bits.key = tile::PhiloxKeys(mask.key()[0], mask.key()[1]);
   args.bits.offset = mask.offset();
   args.bits.counter = counter_of(drop);
   args.bits.limit = static_cast<unsigned>(mask.threshold() - 1);
   args.bits.scale = static_cast<float>(mask.scale());
+}
+
+}  // namespace
+
+void CudaOps::drop_add(const float* x, const float* a, float* y, const Drop& drop, Shape s) {
+  steps::DropArgs args{.x = x, .a = a, .y = y};
+  tell_of(args, drop, s);
   start(Step::drop_add, args, blocks_for(s.rows * ceil_div(s.cols, 4)));
+}
+
+void CudaOps::gelu_backward(const float* z, float* du, float* dz, const Drop& drop, Shape s) {
+  steps::GeluArgs args{.z = z, .du = du, .dz = dz};
+  tell_of(args, drop, s);
+  start(Step::gelu_backward, args, blocks_for(s.rows * ceil_div(s.cols, 4)));
 }
 
 void CudaOps::pool_bins(const float* x, float* features, float* kept, TokenShape s) {
@@ -291,18 +324,18 @@ void CudaOps::gate_backward(const float* c, const float* p, const float* thresho
 
 namespace {
 
-steps::MixArgs mix_args(HeadShape s, const float* o, const float* g) {
+steps::MixArgs mix_args(HeadShape s, const Factor<float>& o, const float* g) {
   return {.batch = static_cast<int>(s.batch),
           .tokens = static_cast<int>(s.tokens),
           .heads = static_cast<int>(s.heads),
           .dim = static_cast<int>(s.dim),
-          .o = o,
+          .o = o.data(),
           .g = g};
 }
 
-steps::TwiceArgs twice_args(const float* from, float* to, HeadShape s) {
-  return {.from = from,
-          .to = to,
+steps::TwiceArgs twice_args(const Factor<float>& from, const Stored<float>& to, HeadShape s) {
+  return {.from = from.data(),
+          .to = to.data(),
           .rows = s.rows(),
           .heads = static_cast<int>(s.heads),
           .dim = static_cast<int>(s.dim)};
@@ -310,31 +343,31 @@ steps::TwiceArgs twice_args(const float* from, float* to, HeadShape s) {
 
 }  // namespace
 
-void CudaOps::mix(const float* o, const float* g, float* a, HeadShape s) {
+void CudaOps::mix(Factor<float> o, const float* g, float* a, HeadShape s) {
   steps::MixArgs args = mix_args(s, o, g);
   args.a = a;
   start(Step::mix, args, blocks_for(s.rows() * s.heads * s.dim));
 }
 
-void CudaOps::mix_backward(const float* o, const float* g, const float* da, float* d_o, float* dg,
-                           float* d_weight, HeadShape s) {
+void CudaOps::mix_backward(Factor<float> o, const float* g, Factor<float> da, Stored<float> d_o,
+                           float* dg, float* d_weight, HeadShape s) {
   steps::MixArgs args = mix_args(s, o, g);
-  args.da = da;
-  args.d_o = d_o;
+  args.da = da.data();
+  args.d_o = d_o.data();
   args.dg = dg;
   args.d_weight = d_weight;
   start(Step::mix_backward, args, s.batch * s.heads);
 }
 
-void CudaOps::twice(const float* qkv, float* q2, HeadShape s) {
+void CudaOps::twice(Factor<float> qkv, Stored<float> q2, HeadShape s) {
   start(Step::twice, twice_args(qkv, q2, s), blocks_for(s.rows() * s.heads * s.dim));
 }
 
-void CudaOps::twice_backward(const float* dq2, float* dqkv, HeadShape s) {
+void CudaOps::twice_backward(Factor<float> dq2, Stored<float> dqkv, HeadShape s) {
   start(Step::twice_backward, twice_args(dq2, dqkv, s), blocks_for(s.rows() * s.heads * s.dim));
 }
 
-void CudaOps::clustered_mask(const float*, const float*, const float*, std::uint8_t*, HeadShape,
+void CudaOps::clustered_mask(Factor<float>, const float*, const float*, std::uint8_t*, HeadShape,
                              std::int64_t) {
   throw Unsupported("the clustered pattern of the original layer is not supported on cuda");
 }

@@ -21,9 +21,11 @@ enum class Step : std::uint8_t {
   add,
   activate,
   activate_backward,
+  gelu_backward,
   columns,
   norm_columns,
   layer_norm,
+  normalise,
   layer_norm_backward,
   drop_add,
   gate,
@@ -71,8 +73,8 @@ inline const unsigned* counter_of(const Drop& drop) {
   return drop.state == nullptr ? nullptr : reinterpret_cast<const unsigned*>(&drop.state->draws);
 }
 
-/// The source of a step's kernel.
-cuda::KernelUnit step_unit(Step step);
+/// The source of a step's kernel, in a model that computes in `compute`.
+cuda::KernelUnit step_unit(Step step, DType compute = DType::float32);
 
 inline layer_steps::Activation device_activation(Activation f) {
   return static_cast<layer_steps::Activation>(f);
@@ -92,17 +94,20 @@ class CudaOps final : public Ops<float> {
   void download(void* to, const void* from, std::int64_t bytes) override;
   void copy(const float* x, float* y, std::int64_t elems) override;
   void add(const float* x, float* y, std::int64_t elems) override;
-  void narrow(std::span<Tensor> tensors, int filled) override;
-  void widen(std::span<const Tensor> twins, std::span<const Tensor> tensors) override;
-  void linear(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+  void to_half(const float* x, std::uint16_t* half, Shape shape) override;
+  void from_half(const std::uint16_t* half, float* x, Shape shape) override;
+  void linear(Factor<float> x, const float* w, float* y, const Epilogue<float>& epilogue,
               LinearShape shape) override;
-  void linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
+  void linear_backward(Factor<float> x, const float* w, Factor<float> dy, float* dx, float* dw,
                        LinearShape shape) override;
   void activate(float* z, const float* bias, float* y, Activation f, Shape shape) override;
   void activate_backward(const float* z, const float* dy, float* dz, float* dbias, Activation f,
                          Shape shape) override;
+  void gelu_backward(const float* z, float* du, float* dz, const Drop& drop, Shape shape) override;
   void layer_norm(const float* x, const float* gamma, const float* beta, float* y,
                   float* statistics, Shape shape) override;
+  void normalise(const float* x, const float* gamma, const float* beta, const float* statistics,
+                 float* y, Shape shape) override;
   void layer_norm_backward(const float* x, const float* gamma, const float* statistics,
                            const float* dy, float* dx, float* dgamma, float* dbeta,
                            Shape shape) override;
@@ -118,14 +123,14 @@ class CudaOps final : public Ops<float> {
   void gate_backward(const float* c, const float* p, const float* threshold, const float* tau,
                      const float* g, const float* dg, float* dc, float* dp, float* d_threshold,
                      float* d_tau, Shape shape) override;
-  void mix(const float* o, const float* g, float* a, HeadShape shape) override;
-  void mix_backward(const float* o, const float* g, const float* da, float* d_o, float* dg,
+  void mix(Factor<float> o, const float* g, float* a, HeadShape shape) override;
+  void mix_backward(Factor<float> o, const float* g, Factor<float> da, Stored<float> d_o, float* dg,
                     float* d_weight, HeadShape shape) override;
-  void twice(const float* qkv, float* q2, HeadShape shape) override;
-  void twice_backward(const float* dq2, float* dqkv, HeadShape shape) override;
+  void twice(Factor<float> qkv, Stored<float> q2, HeadShape shape) override;
+  void twice_backward(Factor<float> dq2, Stored<float> dqkv, HeadShape shape) override;
   void choose(const Choice<float>& choice) override;
   void choose_backward(const Choice<float>& choice) override;
-  void clustered_mask(const float* qkv, const float* centroids, const float* temperature,
+  void clustered_mask(Factor<float> qkv, const float* centroids, const float* temperature,
                       std::uint8_t* mask, HeadShape shape, std::int64_t clusters) override;
   void embed(const std::int32_t* ids, const float* table, float* y, Shape shape) override;
   void embed_backward(const std::int32_t* ids, const float* dy, float* d_table,
@@ -146,19 +151,19 @@ class CudaOps final : public Ops<float> {
   template <class Args>
   void start(Step step, const Args& args, std::int64_t blocks, int rows = 1) {
     cuda::Kernel& kernel = kernels_[static_cast<std::size_t>(step)];
-    if (kernel.function == nullptr) kernel = cuda::load(step_unit(step), device_);
+    if (kernel.function == nullptr) kernel = cuda::load(step_unit(step, compute_), device_);
     cuda::launch(kernel, {.x = blocks, .y = rows}, stream_, args);
   }
-  /// Matrices as the products take them: 16-bit twins where the model computes so.
-  struct Factor {
-    const float* data;
+  /// Matrices as the products take them: of 16 bits where the model computes so.
+  struct Matrix {
+    Factor<float> data;
     std::int64_t rows, cols;
     bool transposed;
   };
   /// linear() by a kernel of its own, in float32.
   void multiply(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
                 LinearShape shape);
-  std::vector<cuda::MatrixBatch> factors(std::initializer_list<Factor> wide);
+  std::vector<cuda::MatrixBatch> factors(std::initializer_list<Matrix> matrices);
 
   /// What all kernels of a choice are given, and the first two of them: means and soft clusters.
   layer_steps::ChoiceArgs start_choice(const Choice<float>& choice);

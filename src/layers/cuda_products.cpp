@@ -1,5 +1,4 @@
-/// Products by cuBLAS or by the kernel of product.cuh, and the 16-bit twins that they and the
-/// attention take.
+/// Products by cuBLAS or by the kernel of product.cuh, and the 16-bit twins that they take.
 #include <algorithm>
 
 #include "layers/cuda_ops.h"
@@ -10,77 +9,54 @@ namespace {
 
 namespace steps = layer_steps;
 
-/// A tensor (B, heads, tokens, dim) and where its twin lies.
-steps::Twin twin_of(const Tensor& t, void* half) {
-  return {.data = static_cast<float*>(t.data),
-          .half = static_cast<unsigned short*>(half),
-          .stride_b = t.strides[0],
-          .stride_h = t.strides[1],
-          .stride_s = t.strides[2],
-          .heads = static_cast<int>(t.sizes[1]),
-          .tokens = static_cast<int>(t.sizes[2]),
-          .dim = static_cast<int>(t.sizes[3]),
-          .elems = t.numel()};
+/// A matrix without gaps.
+steps::Twin flat_twin(const float* x, std::uint16_t* half, Shape s) {
+  return {.data = const_cast<float*>(x),
+          .half = half,
+          .stride_s = s.cols,
+          .tokens = static_cast<int>(s.rows),
+          .dim = static_cast<int>(s.cols),
+          .elems = s.rows * s.cols};
 }
 
 }  // namespace
 
-void CudaOps::narrow(std::span<Tensor> tensors, int filled) {
-  if (compute_ == DType::float32) return;
-  steps::TwinArgs args{.bf16 = compute_ == DType::bfloat16};
-  std::int64_t most = 0;
-  for (std::size_t n = 0; n < tensors.size(); ++n) {
-    Tensor& t = tensors[n];
-    void* half = halves_[n].room(memory_, t.numel());
-    if (static_cast<int>(n) < filled) {
-      args.twins[n] = twin_of(t, half);
-      most = std::max(most, t.numel());
-    }
-    t = Tensor::bshd(half, compute_, t.sizes[0], t.sizes[2], t.sizes[1], t.sizes[3], t.device);
-  }
-  start(Step::narrow, args, blocks_for(most), filled);
-}
-
-void CudaOps::widen(std::span<const Tensor> twins, std::span<const Tensor> tensors) {
-  if (compute_ == DType::float32) return;
-  steps::TwinArgs args{.bf16 = compute_ == DType::bfloat16};
-  std::int64_t most = 0;
-  for (std::size_t n = 0; n < tensors.size(); ++n) {
-    args.twins[n] = twin_of(tensors[n], twins[n].data);
-    most = std::max(most, tensors[n].numel());
-  }
-  start(Step::widen, args, blocks_for(most), static_cast<int>(tensors.size()));
-}
-
-std::vector<cuda::MatrixBatch> CudaOps::factors(std::initializer_list<Factor> wide) {
+std::vector<cuda::MatrixBatch> CudaOps::factors(std::initializer_list<Matrix> matrices) {
   std::vector<cuda::MatrixBatch> out;
   steps::TwinArgs args{.bf16 = compute_ == DType::bfloat16};
   std::int64_t most = 0;
-  for (const Factor& f : wide) {
+  int twins = 0;
+  for (const Matrix& m : matrices) {
     const std::size_t n = out.size();
-    const std::int64_t elems = f.rows * f.cols;
+    const std::int64_t elems = m.rows * m.cols;
     out.push_back(
-        {.data = f.data, .dtype = compute_, .transposed = f.transposed, .row_stride = f.cols});
-    if (compute_ == DType::float32) continue;
+        {.data = m.data.wide, .dtype = compute_, .transposed = m.transposed, .row_stride = m.cols});
+    if (m.data.half != nullptr) out.back().data = m.data.half;
+    if (compute_ == DType::float32 || m.data.half != nullptr) continue;
     unsigned short* half = halves_[n].room(memory_, elems);
     out.back().data = half;
-    args.twins[n] = {.data = const_cast<float*>(f.data),
-                     .half = half,
-                     .stride_s = f.cols,
-                     .tokens = static_cast<int>(f.rows),
-                     .dim = static_cast<int>(f.cols),
-                     .elems = elems};
+    args.twins[twins++] = flat_twin(m.data.wide, half, {m.rows, m.cols});
     most = std::max(most, elems);
   }
-  if (compute_ != DType::float32) {
-    start(Step::narrow, args, blocks_for(most), static_cast<int>(out.size()));
-  }
+  if (twins > 0) start(Step::narrow, args, blocks_for(most), twins);
   return out;
 }
 
-void CudaOps::linear(const float* x, const float* w, float* y, const Epilogue<float>& epilogue,
+void CudaOps::to_half(const float* x, std::uint16_t* half, Shape s) {
+  steps::TwinArgs args{.bf16 = compute_ == DType::bfloat16};
+  args.twins[0] = flat_twin(x, half, s);
+  start(Step::narrow, args, blocks_for(s.rows * s.cols));
+}
+
+void CudaOps::from_half(const std::uint16_t* half, float* x, Shape s) {
+  steps::TwinArgs args{.bf16 = compute_ == DType::bfloat16};
+  args.twins[0] = flat_twin(x, const_cast<std::uint16_t*>(half), s);
+  start(Step::widen, args, blocks_for(s.rows * s.cols));
+}
+
+void CudaOps::linear(Factor<float> x, const float* w, float* y, const Epilogue<float>& epilogue,
                      LinearShape s) {
-  if (compute_ == DType::float32 && s.in % 4 == 0) return multiply(x, w, y, epilogue, s);
+  if (compute_ == DType::float32 && s.in % 4 == 0) return multiply(x.wide, w, y, epilogue, s);
   float* z = epilogue.z != nullptr ? epilogue.z : y;
   const auto f = factors({{x, s.rows, s.in, false}, {w, s.out, s.in, true}});
   cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
@@ -111,15 +87,30 @@ void CudaOps::multiply(const float* x, const float* w, float* y, const Epilogue<
   start(large ? Step::product_64 : Step::product_32, args, blocks(large ? 64 : 32));
 }
 
-void CudaOps::linear_backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
-                              LinearShape s) {
-  auto f = factors({{dy, s.rows, s.out, false}, {x, s.rows, s.in, false}, {w, s.out, s.in, false}});
+void CudaOps::linear_backward(Factor<float> x, const float* w, Factor<float> dy, float* dx,
+                              float* dw, LinearShape s) {
+  std::vector<cuda::MatrixBatch> f;
+  const Matrix d{dy, s.rows, s.out, false}, rows{x, s.rows, s.in, false},
+      weights{w, s.out, s.in, false};
+  if (dx == nullptr) {
+    f = factors({d, rows});
+  } else if (dw == nullptr) {
+    f = factors({d, weights});
+  } else {
+    f = factors({d, rows, weights});
+  }
   cuda::CublasSession session(device_, stream_, products_.get(), cuda::kCublasWorkspaceBytes,
                               false);
   if (dx != nullptr) {
-    session.multiply(
-        {.m = s.rows, .n = s.in, .k = s.out, .a = f[0], .b = f[2], .c = dx, .c_row_stride = s.in});
+    session.multiply({.m = s.rows,
+                      .n = s.in,
+                      .k = s.out,
+                      .a = f[0],
+                      .b = f.back(),
+                      .c = dx,
+                      .c_row_stride = s.in});
   }
+  if (dw == nullptr) return;
   f[0].transposed = true;
   session.multiply({.m = s.out,
                     .n = s.in,

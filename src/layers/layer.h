@@ -10,16 +10,20 @@
 
 namespace tilewise::asam {
 
-/// State that a layer's forward saves for its backward, beside what its attention does.
+/// State that a layer's forward saves for its backward, beside what its attention does. The rest
+/// follows from it: norms from their statistics, the activation's output from its input z.
 template <class T>
 struct LayerKept {
-  Buffer<T> h, statistics, qkv, x1, h2, statistics2, z, u;
+  Buffer<T> statistics, statistics2;
+  StoredBuffer<T> qkv, x1, z;
   MixerKept<T> mixer;
 };
-/// Memory of one step, which the layers share.
+/// Memory of one step, which the layers share. The first seven have the rows of a part.
 template <class T>
 struct LayerScratch {
-  Buffer<T> projected, wide, narrow, da, dqkv, dh;
+  Buffer<T> projected, wide, z, x1, h2, dh, h;
+  Buffer<T> a, d_gate;
+  StoredBuffer<T> gradients;  ///< of a and of qkv
   MixerScratch<T> mixer;
 };
 
@@ -34,7 +38,7 @@ class Layer {
                LayerScratch<T>& scratch);
   /// `kept` of the last forward from its x and its attention, where another layer's has replaced
   /// it.
-  void recompute(const Run<T>& run, const T* x, const Attended<T>& attended, LayerKept<T>& kept,
+  void recompute(const Run<T>& run, const T* x, Attended<T>& attended, LayerKept<T>& kept,
                  LayerScratch<T>& scratch);
   /// dx from dy, in place.
   void backward(const Run<T>& run, const T* x, T* dx, Attended<T>& attended, LayerKept<T>& kept,
@@ -46,14 +50,31 @@ class Layer {
   bool norms_twice() const {
     return config_.kind == LayerKind::original || config_.kind == LayerKind::adaptive;
   }
-  /// qkv from x.
-  T* project(const Run<T>& run, const T* x, LayerKept<T>& kept) const;
-  /// From x and its attention to what the network's second Linear takes.
-  void widen(const Run<T>& run, const T* x, const T* a, LayerKept<T>& kept,
-             LayerScratch<T>& scratch) const;
-  /// y = x + drop(a w^T + bias); y is not x.
-  void add_to(const Run<T>& run, const LinearWeights& w, const T* a, const T* x, T* y, Place place,
-              LayerScratch<T>& scratch) const;
+  /// The first norm of rows from `first` on: anew with its statistics, or again from them.
+  const T* first_norm(const Run<T>& run, const T* x, T* h, std::int64_t first, std::int64_t rows,
+                      LayerKept<T>& kept, bool again) const;
+  /// qkv from x, and the tokens that the gate sees where there is one.
+  const T* project(const Run<T>& run, const T* x, LayerKept<T>& kept,
+                   LayerScratch<T>& scratch) const;
+  /// From x and its attention to y; without y no further than z.
+  void feed(const Run<T>& run, const T* x, Stored<T> a, T* y, LayerKept<T>& kept,
+            LayerScratch<T>& scratch) const;
+  /// x1 of rows from `first` on, and what the network's first Linear takes.
+  Factor<T> residual(const Run<T>& run, const T* x, Stored<T> a, const T*& x1, std::int64_t first,
+                     std::int64_t rows, LayerKept<T>& kept, LayerScratch<T>& scratch) const;
+  /// y = x + drop(a w^T + bias) for rows from `first` on; y is not x.
+  void add_to(const Run<T>& run, const LinearWeights& w, Factor<T> a, const T* x, T* y, Place place,
+              std::int64_t first, std::int64_t rows, LayerScratch<T>& scratch) const;
+  /// drop(dx), which may be dx.
+  const T* dropped(const Run<T>& run, const T* dx, Place place, std::int64_t first,
+                   std::int64_t rows, LayerScratch<T>& scratch) const;
+  /// dx of x1 from that of y, in place.
+  void feed_backward(const Run<T>& run, T* dx, LayerKept<T>& kept, LayerScratch<T>& scratch) const;
+  /// dx of x from that of x1, in place.
+  void attention_backward(const Run<T>& run, const T* x, T* dx, Attended<T>& attended,
+                          LayerKept<T>& kept, LayerScratch<T>& scratch);
+  /// Room for the gradients of a and of qkv, in turn.
+  Stored<T> gradients(const Run<T>& run, LayerKept<T>& kept, LayerScratch<T>& scratch) const;
 
   const Config& config_;
   int index_;

@@ -82,26 +82,30 @@ class DenseMixer final : public Mixer<T> {
  public:
   using Mixer<T>::Mixer;
 
-  void forward(const Run<T>& run, const T*, T* qkv, Attended<T>& attended,
-               MixerKept<T>& kept) override {
-    const std::int64_t heads = run.config.heads;
-    float* lse = attended.lse.room(run.memory, run.batch * heads * run.tokens);
+  void forward(const Run<T>& run, const T*, Stored<T> qkv, Attended<T>& attended,
+               MixerKept<T>& kept, MixerScratch<T>&) override {
+    const std::int64_t heads = run.config.heads, rows = run.shape().rows();
+    float* lse = attended.lse.room(run.memory, rows * heads);
+    const Stored<T> o = attended.o.room(run.memory, rows * heads * run.config.head_dim, run.half());
     attend(run,
            {.q = this->part(run, qkv, 0),
             .k = this->part(run, qkv, 1),
             .v = this->part(run, qkv, 2),
-            .o = merged(run, attended.a.get()),
+            .o = merged(run, o),
             .lse = this->lse_view(run, lse, heads)},
            spec(run, kept));
   }
+  Stored<T> output(const Run<T>&, const Attended<T>& attended, Buffer<T>&) override {
+    return attended.o.get();
+  }
 
-  void backward(const Run<T>& run, const T*, T* qkv, Attended<T>& attended, T* da, T* dqkv, T*,
-                MixerKept<T>& kept, MixerScratch<T>&) override {
+  void backward(const Run<T>& run, const T*, Stored<T> qkv, Attended<T>& attended, Stored<T> da,
+                Stored<T> dqkv, T*, MixerKept<T>& kept, MixerScratch<T>&) override {
     attend_backward(run,
                     {.q = this->part(run, qkv, 0),
                      .k = this->part(run, qkv, 1),
                      .v = this->part(run, qkv, 2),
-                     .o = merged(run, attended.a.get()),
+                     .o = merged(run, attended.o.get()),
                      .lse = this->lse_view(run, attended.lse.get(), run.config.heads),
                      .d_o = merged(run, da),
                      .dq = this->part(run, dqkv, 0),
@@ -111,7 +115,7 @@ class DenseMixer final : public Mixer<T> {
   }
 
  private:
-  static Tensor merged(const Run<T>& run, T* a) {
+  static Tensor merged(const Run<T>& run, Stored<T> a) {
     const HeadShape s = run.heads();
     return head_view(run, a, s.heads, s.dim, s.heads * s.dim);
   }
@@ -165,44 +169,47 @@ class PublishedMixer final : public Mixer<T> {
     }
   }
 
-  void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
-               MixerKept<T>& kept) override {
+  bool sees_tokens() const override { return gate_ != nullptr; }
+
+  void forward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended,
+               MixerKept<T>& kept, MixerScratch<T>&) override {
     const HeadShape s = run.heads();
-    const std::int64_t rows = s.rows() * s.heads;
-    float* lse = attended.lse.room(run.memory, 2 * rows);
-    T* a = attended.a.get();
+    const std::int64_t rows = s.rows() * s.heads, branches = gate_ == nullptr ? 1 : 2;
+    float* lse = attended.lse.room(run.memory, branches * rows);
+    const Stored<T> o = attended.o.room(run.memory, branches * rows * s.dim, run.half());
     make_mask(run, qkv, kept);
-    const AttentionSpec pattern = masked(run, kept);
-    if (gate_ == nullptr) return attention(run, qkv, a, s.dim, lse, pattern);
+    attention(run, qkv, o, branches * s.dim, lse, masked(run, kept));
+    if (gate_ == nullptr) return;
     gate_->forward(run, h);
-    T* o = attended.o.room(run.memory, 2 * rows * s.dim);
-    attention(run, qkv, o, 2 * s.dim, lse, pattern);
-    attention(run, qkv, o + s.dim, 2 * s.dim, lse + rows, visible_spec(run, run.mask));
-    run.ops.mix(o, gate_->values(), a, s);
+    attention(run, qkv, o.from(s.dim), 2 * s.dim, lse + rows, visible_spec(run, run.mask));
+  }
+  Stored<T> output(const Run<T>& run, const Attended<T>& attended, Buffer<T>& room) override {
+    if (gate_ == nullptr) return attended.o.get();
+    return this->mixed(run, attended, gate_->values(), room);
   }
 
-  void recompute(const Run<T>& run, T* qkv, MixerKept<T>& kept) override {
+  void recompute(const Run<T>& run, Stored<T> qkv, MixerKept<T>& kept) override {
     make_mask(run, qkv, kept);
   }
 
-  void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da, T* dqkv, T* dh,
-                MixerKept<T>& kept, MixerScratch<T>& scratch) override {
+  void backward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended, Stored<T> da,
+                Stored<T> dqkv, T* dh, MixerKept<T>& kept, MixerScratch<T>& scratch) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
     float* lse = attended.lse.get();
     const AttentionSpec pattern = masked(run, kept);
     if (gate_ == nullptr) {
-      return gradients(run, qkv, attended.a.get(), da, dqkv, s.dim, lse, pattern);
+      return gradients(run, qkv, attended.o.get(), da, dqkv, s.dim, lse, pattern);
     }
-    T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
+    const Stored<T> d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim, run.half());
     T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
-    T* dense = scratch.dqkv.room(run.memory, 3 * rows * s.dim);
-    T* o = attended.o.get();
+    const Stored<T> dense = scratch.dqkv.room(run.memory, 3 * rows * s.dim, run.half());
+    const Stored<T> o = attended.o.get();
     run.ops.mix_backward(o, gate_->values(), da, d_o, dg, nullptr, s);
     gradients(run, qkv, o, d_o, dqkv, 2 * s.dim, lse, pattern);
-    gradients(run, qkv, o + s.dim, d_o + s.dim, dense, 2 * s.dim, lse + rows,
+    gradients(run, qkv, o.from(s.dim), d_o.from(s.dim), dense, 2 * s.dim, lse + rows,
               visible_spec(run, run.mask));
-    run.ops.add(dense, dqkv, 3 * rows * s.dim);
+    add(run, dense, dqkv, scratch);
     gate_->backward(run, h, dg, nullptr, dh);
   }
 
@@ -212,7 +219,7 @@ class PublishedMixer final : public Mixer<T> {
 
  private:
   /// `stride`: from head to head of o.
-  void attention(const Run<T>& run, T* qkv, T* o, std::int64_t stride, float* lse,
+  void attention(const Run<T>& run, Stored<T> qkv, Stored<T> o, std::int64_t stride, float* lse,
                  const AttentionSpec& spec) const {
     const std::int64_t heads = run.config.heads;
     attend(run,
@@ -223,8 +230,8 @@ class PublishedMixer final : public Mixer<T> {
             .lse = this->lse_view(run, lse, heads)},
            spec);
   }
-  void gradients(const Run<T>& run, T* qkv, T* o, T* d_o, T* dqkv, std::int64_t stride, float* lse,
-                 const AttentionSpec& spec) const {
+  void gradients(const Run<T>& run, Stored<T> qkv, Stored<T> o, Stored<T> d_o, Stored<T> dqkv,
+                 std::int64_t stride, float* lse, const AttentionSpec& spec) const {
     const std::int64_t heads = run.config.heads;
     attend_backward(run,
                     {.q = this->part(run, qkv, 0),
@@ -239,7 +246,22 @@ class PublishedMixer final : public Mixer<T> {
                     spec);
   }
 
-  void make_mask(const Run<T>& run, const T* qkv, MixerKept<T>& kept) {
+  /// to += from, which have the shape of qkv.
+  void add(const Run<T>& run, Stored<T> from, Stored<T> to, MixerScratch<T>& scratch) const {
+    const std::int64_t width = 3 * run.config.heads * run.config.head_dim;
+    if (!run.half()) return run.ops.add(from.wide, to.wide, run.shape().rows() * width);
+    T* sum = scratch.sum.room(run.memory, run.most_rows() * width);
+    T* addend = scratch.addend.room(run.memory, run.most_rows() * width);
+    run.each_part([&](std::int64_t first, std::int64_t rows) {
+      std::uint16_t* half = to.half + first * width;
+      run.ops.from_half(half, sum, {rows, width});
+      run.ops.from_half(from.half + first * width, addend, {rows, width});
+      run.ops.add(addend, sum, rows * width);
+      run.ops.to_half(sum, half, {rows, width});
+    });
+  }
+
+  void make_mask(const Run<T>& run, Stored<T> qkv, MixerKept<T>& kept) {
     const std::int64_t square = run.tokens * run.tokens;
     if (run.config.pattern == Pattern::clustered) {
       std::uint8_t* mask = kept.mask.room(run.memory, run.batch * run.config.heads * square);
@@ -296,12 +318,14 @@ class RoutedMixer final : public Mixer<T> {
         temperature_(parameters.declare(prefix + "adaptive_attn.temperature", {1},
                                         {Start::Kind::constant, 0.5})) {}
 
-  void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
-               MixerKept<T>& kept) override {
+  bool sees_tokens() const override { return true; }
+
+  void forward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended,
+               MixerKept<T>& kept, MixerScratch<T>& scratch) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
-    T* q2 = kept.q2.room(run.memory, 2 * rows * s.dim);
-    T* o = attended.o.room(run.memory, 2 * rows * s.dim);
+    const Stored<T> q2 = scratch.q2.room(run.memory, 2 * rows * s.dim, run.half());
+    const Stored<T> o = attended.o.room(run.memory, 2 * rows * s.dim, run.half());
     float* lse = attended.lse.room(run.memory, 2 * rows);
     gate_.forward(run, h);
     const Choice<T> choice = make_choice(run, qkv);
@@ -314,31 +338,31 @@ class RoutedMixer final : public Mixer<T> {
             .o = doubled(run, o),
             .lse = this->lse_view(run, lse, 2 * s.heads)},
            listed(run, choice, kept));
-    run.ops.mix(o, choice.mixing, attended.a.get(), s);
+  }
+  Stored<T> output(const Run<T>& run, const Attended<T>& attended, Buffer<T>& room) override {
+    return this->mixed(run, attended, mixing_.get(), room);
   }
 
-  void recompute(const Run<T>& run, T* qkv, MixerKept<T>& kept) override {
-    run.ops.twice(qkv, kept.q2.get(), run.heads());
-  }
-
-  void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da, T* dqkv, T* dh,
-                MixerKept<T>& kept, MixerScratch<T>& scratch) override {
+  void backward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended, Stored<T> da,
+                Stored<T> dqkv, T* dh, MixerKept<T>& kept, MixerScratch<T>& scratch) override {
     const HeadShape s = run.heads();
     const std::int64_t rows = s.rows() * s.heads;
-    T* d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim);
-    T* dq2 = scratch.dq2.room(run.memory, 2 * rows * s.dim);
+    const Stored<T> q2 = scratch.q2.room(run.memory, 2 * rows * s.dim, run.half());
+    const Stored<T> d_o = scratch.d_o.room(run.memory, 2 * rows * s.dim, run.half());
+    const Stored<T> dq2 = scratch.dq2.room(run.memory, 2 * rows * s.dim, run.half());
     T* dg = scratch.dg.room(run.memory, s.batch * s.heads);
     Choice<T> choice = make_choice(run, qkv);
+    run.ops.twice(qkv, q2, s);
     T* d_weight = scratch.d_weight.room(run.memory, s.batch * s.heads);
     choice.d_weight = d_weight;
     choice.d_logits = scratch.d_logits.room(run.memory, s.batch * s.heads * 5);
     choice.d_qkv = dqkv;
     choice.d_centroids = run.parameters.gradient(centroids_);
     choice.d_temperature = run.parameters.gradient(temperature_);
-    T* o = attended.o.get();
+    const Stored<T> o = attended.o.get();
     run.ops.mix_backward(o, choice.mixing, da, d_o, dg, d_weight, s);
     attend_backward(run,
-                    {.q = doubled(run, kept.q2.get()),
+                    {.q = doubled(run, q2),
                      .k = this->part(run, qkv, 1),
                      .v = this->part(run, qkv, 2),
                      .o = doubled(run, o),
@@ -375,12 +399,12 @@ class RoutedMixer final : public Mixer<T> {
   }
 
  private:
-  static Tensor doubled(const Run<T>& run, T* x) {
+  static Tensor doubled(const Run<T>& run, Stored<T> x) {
     const HeadShape s = run.heads();
     return head_view(run, x, 2 * s.heads, s.dim, 2 * s.heads * s.dim);
   }
 
-  Choice<T> make_choice(const Run<T>& run, const T* qkv) {
+  Choice<T> make_choice(const Run<T>& run, Stored<T> qkv) {
     const HeadShape s = run.heads();
     const std::int64_t count = s.batch * s.heads;
     Choice<T> choice;
@@ -426,6 +450,15 @@ class RoutedMixer final : public Mixer<T> {
 };
 
 }  // namespace
+
+template <class T>
+Stored<T> Mixer<T>::mixed(const Run<T>& run, const Attended<T>& attended, const T* g,
+                          Buffer<T>& room) const {
+  const HeadShape s = run.heads();
+  T* a = room.room(run.memory, s.rows() * s.heads * s.dim);
+  run.ops.mix(attended.o.get(), g, a, s);
+  return a;
+}
 
 template <class T>
 Tensor Mixer<T>::lse_view(const Run<T>& run, float* lse, std::int64_t heads) const {

@@ -13,22 +13,22 @@ namespace tilewise::asam {
 /// What a mixer's forward saves for its backward.
 template <class T>
 struct Attended {
-  Buffer<T> a;
-  Buffer<T> o;  ///< of the sparse and the dense attention in turn, where both run
+  StoredBuffer<T> o;  ///< of the sparse and the dense attention in turn, where both run
   Buffer<float> lse;
 };
 /// What its backward needs besides, which follows from qkv.
 template <class T>
 struct MixerKept {
-  Buffer<T> q2;               ///< adaptive: q twice
   Buffer<std::uint8_t> mask;  ///< of the published clustered pattern
   Buffer<std::uint8_t>
       joined;  ///< the batch's mask with the pattern's, or for heads that are twice there
 };
-/// Gradients on their way, which no other step needs.
+/// Memory that no other step needs: q twice, and gradients on their way.
 template <class T>
 struct MixerScratch {
-  Buffer<T> d_o, dq2, dqkv, dg, d_weight, d_logits;
+  StoredBuffer<T> q2, d_o, dq2, dqkv;
+  Buffer<T> sum, addend;  ///< of the rows of a part
+  Buffer<T> dg, d_weight, d_logits;
 };
 
 template <class T>
@@ -39,24 +39,32 @@ class Mixer {
   Mixer& operator=(const Mixer&) = delete;
   virtual ~Mixer() = default;
 
-  /// attended.a (B, n, heads, dim) from qkv (B, n, 3, heads, dim), and h (B, n, dim), which the
-  /// gate sees.
-  virtual void forward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended,
-                       MixerKept<T>& kept) = 0;
+  /// The gate looks at the normalised tokens.
+  virtual bool sees_tokens() const { return false; }
+
+  /// Attends: from qkv (B, n, 3, heads, dim), and h (B, n, dim) where the gate sees it.
+  virtual void forward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended,
+                       MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
+  /// The heads' outputs (B, n, heads, dim), in `room` where they are mixed anew each time.
+  virtual Stored<T> output(const Run<T>& run, const Attended<T>& attended, Buffer<T>& room) = 0;
   /// `kept` of the last forward from its qkv, where another layer's has replaced it.
-  virtual void recompute(const Run<T>& /*run*/, T* /*qkv*/, MixerKept<T>& /*kept*/) {}
+  virtual void recompute(const Run<T>& /*run*/, Stored<T> /*qkv*/, MixerKept<T>& /*kept*/) {}
   /// dqkv from da; dh += what comes through the gate.
-  virtual void backward(const Run<T>& run, const T* h, T* qkv, Attended<T>& attended, T* da,
-                        T* dqkv, T* dh, MixerKept<T>& kept, MixerScratch<T>& scratch) = 0;
+  virtual void backward(const Run<T>& run, const T* h, Stored<T> qkv, Attended<T>& attended,
+                        Stored<T> da, Stored<T> dqkv, T* dh, MixerKept<T>& kept,
+                        MixerScratch<T>& scratch) = 0;
   /// Describes the last forward.
   virtual LayerInfo info(Ops<T>&, std::int64_t /*batch*/) const { return {}; }
 
  protected:
   /// q, k or v of qkv.
-  Tensor part(const Run<T>& run, T* qkv, int which) const {
+  Tensor part(const Run<T>& run, Stored<T> qkv, int which) const {
     const std::int64_t width = config_.heads * config_.head_dim;
-    return head_view(run, qkv + which * width, config_.heads, config_.head_dim, 3 * width);
+    return head_view(run, qkv.from(which * width), config_.heads, config_.head_dim, 3 * width);
   }
+  /// The two branches' outputs, mixed by g.
+  Stored<T> mixed(const Run<T>& run, const Attended<T>& attended, const T* g,
+                  Buffer<T>& room) const;
   Tensor lse_view(const Run<T>& run, float* lse, std::int64_t heads) const;
 
   const Config& config_;

@@ -294,12 +294,13 @@ class ModelOf final : public Model::Impl {
       T* next = tokens(run, n + 1);
       layers_[n]->forward(run, tokens(run, n), next, attended_by(run, n), kept_by(run, n),
                           scratch_);
+      recent_ = n;
     }
     T* const features = tokens(run, layers_.size());
     const bool reads = config.classes > 0;
     const T* out = features;
     if (config.final_norm) {
-      T* normal = reads ? normal_.room(memory_, shape.elems()) : y;
+      T* normal = reads ? passing(shape) : y;
       ops_->layer_norm(features, parameters_.value(norm_.gamma), parameters_.value(norm_.beta),
                        normal, statistics_.room(memory_, 2 * shape.rows()),
                        {shape.rows(), shape.dim});
@@ -315,9 +316,9 @@ class ModelOf final : public Model::Impl {
 
   void backward_pass(const Run<T>& run, const Tensor& x, const T* dy, T* dx) {
     const TokenShape shape = run.shape();
-    const std::int64_t bytes = shape.elems() * kElementBytes;
-    T* d = d_tokens_.room(memory_, shape.elems());
-    T* d_out = d_normal_.room(memory_, shape.elems());
+    T* features = tokens(run, layers_.size());
+    T* d = run.consumes() ? features : d_tokens_.room(memory_, shape.elems());
+    T* d_out = config.final_norm ? passing(shape) : d;
     if (config.classes > 0) {
       T* d_pooled = d_pooled_.room(memory_, run.batch * shape.dim);
       T* dz = dz_.room(memory_, run.batch * config.classes);
@@ -328,20 +329,13 @@ class ModelOf final : public Model::Impl {
     } else {
       ops_->copy(dy, d_out, shape.elems());
     }
-    if (config.final_norm) {
-      ops_->clear(d, bytes);
-      ops_->layer_norm_backward(tokens(run, layers_.size()), parameters_.value(norm_.gamma),
-                                statistics_.get(), d_out, d, parameters_.gradient(norm_.gamma),
-                                parameters_.gradient(norm_.beta), {shape.rows(), shape.dim});
-    } else {
-      ops_->copy(d_out, d, shape.elems());
-    }
+    if (config.final_norm) norm_backward(run, features, d_out, d);
     for (std::size_t n = layers_.size(); n-- > 0;) {
       LayerKept<T>& kept = kept_by(run, n);
       Attended<T>& attended = attended_by(run, n);
-      // The last layer's is still there.
-      if (config.recompute && n + 1 < layers_.size()) {
+      if (config.recompute && recent_ != n) {
         layers_[n]->recompute(run, tokens(run, n), attended, kept, scratch_);
+        recent_ = n;
       }
       layers_[n]->backward(run, tokens(run, n), d, attended, kept, scratch_);
     }
@@ -351,6 +345,26 @@ class ModelOf final : public Model::Impl {
     } else if (dx != nullptr) {
       ops_->copy(d, dx, shape.elems());
     }
+  }
+
+  /// Features of all tokens for a moment: where attention has its workspace.
+  T* passing(const TokenShape& shape) {
+    return static_cast<T*>(held_.allocate(shape.elems() * kElementBytes, {}, nullptr));
+  }
+
+  /// dx of the last norm's input x from dy. dx may be x.
+  void norm_backward(const Run<T>& run, const T* x, const T* dy, T* dx) {
+    const std::int64_t dim = config.dim;
+    T* copied =
+        scratch_.dh.room(memory_, run.most_rows() * std::max(dim, config.heads * config.head_dim));
+    run.each_part([&](std::int64_t first, std::int64_t rows) {
+      const std::int64_t at = first * dim;
+      ops_->copy(x + at, copied, rows * dim);
+      ops_->clear(dx + at, rows * dim * kElementBytes);
+      ops_->layer_norm_backward(
+          copied, parameters_.value(norm_.gamma), statistics_.get() + 2 * first, dy + at, dx + at,
+          parameters_.gradient(norm_.gamma), parameters_.gradient(norm_.beta), {rows, dim});
+    });
   }
 
   Memory memory_;
@@ -366,7 +380,8 @@ class ModelOf final : public Model::Impl {
   std::vector<Attended<T>> attended_;
   std::vector<Buffer<T>> tokens_;
   LayerScratch<T> scratch_;
-  Buffer<T> normal_, statistics_, pooled_, d_tokens_, d_normal_, d_pooled_, dz_;
+  Buffer<T> statistics_, pooled_, d_tokens_, d_pooled_, dz_;
+  std::size_t recent_ = 0;  ///< the layer whose state is in memory that all share
   std::int64_t last_batch_ = 0;
   std::optional<Saved> saved_;
   Replay inference_, training_;

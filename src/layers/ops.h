@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <span>
 
 #include "tilewise/asam.h"
 
@@ -40,6 +39,36 @@ inline std::int64_t counted(Lengths lengths, std::int64_t b, std::int64_t tokens
   return lengths == nullptr ? tokens : std::clamp<std::int64_t>(lengths[b], 0, tokens);
 }
 
+/// Elements that a pass keeps: of T, or of 16 bits (Config::compute) where `half` is set.
+template <class T>
+struct Stored {
+  T* wide = nullptr;
+  std::uint16_t* half = nullptr;
+
+  Stored() = default;
+  Stored(T* x) : wide(x) {}
+  static Stored halves(std::uint16_t* x) {
+    Stored stored;
+    stored.half = x;
+    return stored;
+  }
+  Stored from(std::int64_t elem) const {
+    return half != nullptr ? halves(half + elem) : Stored(wide + elem);
+  }
+  void* data() const { return half != nullptr ? static_cast<void*>(half) : wide; }
+};
+/// The same where a verb reads them.
+template <class T>
+struct Factor {
+  const T* wide = nullptr;
+  const std::uint16_t* half = nullptr;
+
+  Factor() = default;
+  Factor(const T* x) : wide(x) {}
+  Factor(const Stored<T>& x) : wide(x.wide), half(x.half) {}
+  const void* data() const { return half != nullptr ? static_cast<const void*>(half) : wide; }
+};
+
 enum class Activation : std::uint8_t { none, gelu, relu, sigmoid };
 
 /// What follows a product.
@@ -68,9 +97,15 @@ struct Drop {
   double p = 0.0;
   std::uint64_t seed = 0;
   std::uint32_t site = 0, draw = 0;
+  std::int64_t first = 0;  ///< the number of row 0: of a part of the rows
   /// A trainer's, whose draws are added: a replayed graph reads them.
   const TrainState* state = nullptr;
 
+  Drop from(std::int64_t row) const {
+    Drop part = *this;
+    part.first = row;
+    return part;
+  }
   /// On the host.
   std::uint64_t offset() const {
     return draw + (state == nullptr ? 0 : static_cast<std::uint64_t>(state->draws));
@@ -90,7 +125,7 @@ struct Choice {
   Lengths lengths = nullptr;  ///< blocks past them are in no list
   bool training = false;
   Drop draw;                     ///< seed, site and draw of the Gumbel noise
-  const T* qkv = nullptr;        ///< (rows, 3 heads dim)
+  Factor<T> qkv;                 ///< (rows, 3 heads dim)
   const T* logits = nullptr;     ///< (batch, heads, 5)
   const T* gate = nullptr;       ///< (batch, heads)
   const T* centroids = nullptr;  ///< (heads, clusters, dim)
@@ -105,7 +140,7 @@ struct Choice {
   // Backward: d_weight (batch, heads) is the gradient of a factor 1 on the sparse attention.
   const T* d_weight = nullptr;
   T* d_logits = nullptr;  ///< written
-  T* d_qkv = nullptr;     ///< added to
+  Stored<T> d_qkv;        ///< added to
   T* d_centroids = nullptr;
   T* d_temperature = nullptr;
 };
@@ -148,28 +183,32 @@ class Ops {
   /// y += x.
   virtual void add(const T* x, T* y, std::int64_t elems) = 0;
 
-  /// Where attention computes in 16 bits: replaces each tensor by a 16-bit twin, and fills the
-  /// first `filled` of them. Else leaves them as they are.
-  virtual void narrow(std::span<Tensor> /*tensors*/, int /*filled*/) {}
-  /// Brings twins that narrow() made back into the tensors they stand for.
-  virtual void widen(std::span<const Tensor> /*twins*/, std::span<const Tensor> /*tensors*/) {}
+  /// Rounds x to the model's 16-bit type, and back.
+  virtual void to_half(const T* x, std::uint16_t* half, Shape shape) = 0;
+  virtual void from_half(const std::uint16_t* half, T* x, Shape shape) = 0;
 
   /// y [rows, out] = f(x [rows, in] w^T + bias) + residual, w [out, in]. y is not residual.
-  virtual void linear(const T* x, const T* w, T* y, const Epilogue<T>& epilogue,
+  virtual void linear(Factor<T> x, const T* w, T* y, const Epilogue<T>& epilogue,
                       LinearShape shape) = 0;
-  /// dx = dy w, where given; dw += dy^T x.
-  virtual void linear_backward(const T* x, const T* w, const T* dy, T* dx, T* dw,
+  /// dx = dy w and dw += dy^T x, each where given. x is read for dw alone.
+  virtual void linear_backward(Factor<T> x, const T* w, Factor<T> dy, T* dx, T* dw,
                                LinearShape shape) = 0;
 
-  /// z += bias (where given), row by row; y = f(z). y may be z without an activation.
+  /// z += bias (where given), row by row; y = f(z). y may be z, which is then lost.
   virtual void activate(T* z, const T* bias, T* y, Activation f, Shape shape) = 0;
   /// dz = f'(z) dy; dbias += its column sums, where given. dz may be dy.
   virtual void activate_backward(const T* z, const T* dy, T* dz, T* dbias, Activation f,
                                  Shape shape) = 0;
+  /// From the gradient du of u = drop(gelu(z)): dz = gelu'(z) drop(du), which may be z, and u again
+  /// in the room of du.
+  virtual void gelu_backward(const T* z, T* du, T* dz, const Drop& drop, Shape shape) = 0;
 
   /// y = (x - mean) rstd gamma + beta; statistics [rows, 2]: mean, rstd.
   virtual void layer_norm(const T* x, const T* gamma, const T* beta, T* y, T* statistics,
                           Shape shape) = 0;
+  /// y again, from the statistics.
+  virtual void normalise(const T* x, const T* gamma, const T* beta, const T* statistics, T* y,
+                         Shape shape) = 0;
   /// dx += ...
   virtual void layer_norm_backward(const T* x, const T* gamma, const T* statistics, const T* dy,
                                    T* dx, T* dgamma, T* dbeta, Shape shape) = 0;
@@ -197,20 +236,20 @@ class Ops {
                              const T* dg, T* dc, T* dp, T* d_threshold, T* d_tau, Shape shape) = 0;
 
   /// a [rows, heads, dim] = g o[.., 0, :] + (1 - g) o[.., 1, :], o [rows, heads, 2, dim].
-  virtual void mix(const T* o, const T* g, T* a, HeadShape shape) = 0;
+  virtual void mix(Factor<T> o, const T* g, T* a, HeadShape shape) = 0;
   /// d_weight = sum da g o[.., 0, :], the gradient of a factor 1 before o[.., 0, :]; where given.
-  virtual void mix_backward(const T* o, const T* g, const T* da, T* d_o, T* dg, T* d_weight,
-                            HeadShape shape) = 0;
+  virtual void mix_backward(Factor<T> o, const T* g, Factor<T> da, Stored<T> d_o, T* dg,
+                            T* d_weight, HeadShape shape) = 0;
   /// q2 [rows, heads, 2, dim] = q twice, from rows of qkv [rows, 3 heads dim].
-  virtual void twice(const T* qkv, T* q2, HeadShape shape) = 0;
+  virtual void twice(Factor<T> qkv, Stored<T> q2, HeadShape shape) = 0;
   /// The q part of dqkv = both halves of dq2 added.
-  virtual void twice_backward(const T* dq2, T* dqkv, HeadShape shape) = 0;
+  virtual void twice_backward(Factor<T> dq2, Stored<T> dqkv, HeadShape shape) = 0;
 
   virtual void choose(const Choice<T>& choice) = 0;
   virtual void choose_backward(const Choice<T>& choice) = 0;
   /// The published clustered pattern [batch, heads, tokens, tokens]: 1 where the affinity of a
   /// query's and a key's clusters is above 0.1.
-  virtual void clustered_mask(const T* qkv, const T* centroids, const T* temperature,
+  virtual void clustered_mask(Factor<T> qkv, const T* centroids, const T* temperature,
                               std::uint8_t* mask, HeadShape shape, std::int64_t clusters) = 0;
   virtual void join_masks(const JoinedMask& masks) = 0;
 

@@ -90,7 +90,7 @@ LinearWeights declare_linear(Parameters<T>& parameters, const std::string& name,
 }
 
 template <class T>
-void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* y, std::int64_t rows,
+void linear(const Run<T>& run, const LinearWeights& w, Factor<T> x, T* y, std::int64_t rows,
             Epilogue<T> epilogue) {
   if (w.has_bias) epilogue.bias = run.parameters.value(w.bias);
   run.ops.linear(x, run.parameters.value(w.weight), y, epilogue, {rows, w.in, w.out});
@@ -108,6 +108,20 @@ void linear_backward(const Run<T>& run, const LinearWeights& w, const T* x, cons
 }
 
 template <class T>
+void linear_gradients(const Run<T>& run, const LinearWeights& w, Factor<T> x, Factor<T> dy, T* dx,
+                      std::int64_t rows) {
+  const bool trains = x.wide != nullptr || x.half != nullptr;
+  if (trains && w.has_bias) {
+    T* same = const_cast<T*>(dy.wide);  // which is not written without an activation
+    run.ops.activate_backward(nullptr, same, same, run.parameters.gradient(w.bias),
+                              Activation::none, {rows, w.out});
+  }
+  run.ops.linear_backward(x, run.parameters.value(w.weight), dy, dx,
+                          trains ? run.parameters.gradient(w.weight) : nullptr,
+                          {rows, w.in, w.out});
+}
+
+template <class T>
 NormWeights declare_norm(Parameters<T>& parameters, const std::string& name, std::int64_t dim) {
   NormWeights w;
   w.gamma = parameters.declare(name + ".weight", {dim}, {Start::Kind::constant, 1.0});
@@ -121,15 +135,19 @@ template LinearWeights declare_linear(Parameters<float>&, const std::string&, st
                                       std::int64_t, bool);
 template LinearWeights declare_linear(Parameters<double>&, const std::string&, std::int64_t,
                                       std::int64_t, bool);
-template void linear(const Run<float>&, const LinearWeights&, const float*, float*, std::int64_t,
+template void linear(const Run<float>&, const LinearWeights&, Factor<float>, float*, std::int64_t,
                      Epilogue<float>);
-template void linear(const Run<double>&, const LinearWeights&, const double*, double*, std::int64_t,
-                     Epilogue<double>);
+template void linear(const Run<double>&, const LinearWeights&, Factor<double>, double*,
+                     std::int64_t, Epilogue<double>);
 template void linear_backward(const Run<float>&, const LinearWeights&, const float*, const float*,
                               const float*, float*, float*, Activation, std::int64_t);
 template void linear_backward(const Run<double>&, const LinearWeights&, const double*,
                               const double*, const double*, double*, double*, Activation,
                               std::int64_t);
+template void linear_gradients(const Run<float>&, const LinearWeights&, Factor<float>,
+                               Factor<float>, float*, std::int64_t);
+template void linear_gradients(const Run<double>&, const LinearWeights&, Factor<double>,
+                               Factor<double>, double*, std::int64_t);
 template NormWeights declare_norm(Parameters<float>&, const std::string&, std::int64_t);
 template NormWeights declare_norm(Parameters<double>&, const std::string&, std::int64_t);
 

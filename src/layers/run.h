@@ -82,6 +82,23 @@ class Buffer {
   std::int64_t elems_ = 0;
 };
 
+/// A Buffer of T, or of 16 bits.
+template <class T>
+class StoredBuffer {
+ public:
+  Stored<T> room(Memory& memory, std::int64_t elems, bool half) {
+    if (half) return Stored<T>::halves(half_.room(memory, elems));
+    return wide_.room(memory, elems);
+  }
+  Stored<T> get() const {
+    return half_.get() != nullptr ? Stored<T>::halves(half_.get()) : Stored<T>(wide_.get());
+  }
+
+ private:
+  Buffer<T> wide_;
+  Buffer<std::uint16_t> half_;
+};
+
 /// Workspace of the attention's calls, which follow one another: one piece that stays, so that a
 /// step of a known shape takes no memory.
 class HeldWorkspace final : public Allocator {
@@ -149,6 +166,23 @@ struct Run {
   Lengths lengths = nullptr;
   Tensor mask;  ///< (B, heads, n, n), strides of 0 where it broadcasts; may be undefined
 
+  /// The model computes in 16 bits, and keeps what they leave.
+  bool half() const { return config.compute != DType::float32; }
+  /// A trainer's step: backward may write over what forward has kept.
+  bool consumes() const { return state != nullptr; }
+  /// Rows that steps between attentions take at a time: what lies between them has no more.
+  std::int64_t most_rows() const {
+    constexpr std::int64_t kRowsOfCpu = 4096, kRowsOfGpu = 8192;
+    const bool on_host = config.device.type == DeviceType::cpu;
+    return std::min(shape().rows(), on_host ? kRowsOfCpu : kRowsOfGpu);
+  }
+  /// body(first, rows) for all rows, most_rows() at a time.
+  template <class Body>
+  void each_part(const Body& body) const {
+    const std::int64_t rows = shape().rows(), most = most_rows();
+    for (std::int64_t at = 0; at < rows; at += most) body(at, std::min(most, rows - at));
+  }
+
   TokenShape shape() const { return {batch, tokens, config.dim}; }
   HeadShape heads() const { return {batch, tokens, config.heads, config.head_dim}; }
   /// Dropout at `place` of layer `layer`. Nothing is dropped outside training.
@@ -175,12 +209,17 @@ LinearWeights declare_linear(Parameters<T>& parameters, const std::string& name,
                              std::int64_t out, bool bias);
 /// y = f(x w^T + bias) + residual. The bias is that of w.
 template <class T>
-void linear(const Run<T>& run, const LinearWeights& w, const T* x, T* y, std::int64_t rows,
+void linear(const Run<T>& run, const LinearWeights& w, Factor<T> x, T* y, std::int64_t rows,
             Epilogue<T> epilogue = {});
 /// From dy to dz (which may be dy), dx where given, and the weights' gradients.
 template <class T>
 void linear_backward(const Run<T>& run, const LinearWeights& w, const T* x, const T* z, const T* dy,
                      T* dz, T* dx, Activation f, std::int64_t rows);
+
+/// From the gradient dy: dx where given, and the gradients of w and of its bias where x is.
+template <class T>
+void linear_gradients(const Run<T>& run, const LinearWeights& w, Factor<T> x, Factor<T> dy, T* dx,
+                      std::int64_t rows);
 
 struct NormWeights {
   Weight gamma, beta;

@@ -169,7 +169,8 @@ class BadInput(CliTest):
             (("bench", "--layer", "fast"), "'fast': expected one of original, flash, adaptive"),
             (("bench", "--preset", "asam"), "--preset 'asam'"),
             (("bench", "--heads", "3"), "--heads 3"),
-            (("bench", "--compute", "f16"), "config.compute is float16"),
+            (("bench", "--graph"), "config.graph is true: only CUDA supports it"),
+            (("bench", "--compute", "f64"), "config.compute is float64"),
             (("train", "--task", "sort"), "--task 'sort'"),
             (
                 ("train", "--seq", f"{2**63 - 1}"),

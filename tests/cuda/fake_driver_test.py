@@ -136,6 +136,21 @@ class FakeDriver(unittest.TestCase):
         self.assertEqual(again, [all_, 0])
         self.assertEqual(unwritable, [all_, all_])
 
+    def test_bytes_a_token_of_a_training_step_of_layers(self) -> None:
+        """Flash keeps half as much in 16 bits; the original layers have a mask of n^2, too."""
+        token = {}
+        for compute in ("f32", "f16"):
+            flags = ["--seq", "4096,8192", "--compute", compute, "--layer", "original,flash"]
+            flags += ["--warmup", "0", "--repeat", "1"]
+            rows = self.rows("layer", "bench", "--preset", "asam-training", *flags)
+            mib = {(row["implementation"], row["seq_q"]): row["peak_mib"] for row in rows}
+            for kind in ("layer-original", "layer-flash"):
+                more = float(mib[kind, 8192]) - float(mib[kind, 4096])  # type: ignore[arg-type]
+                token[kind, compute] = more * 1024 / (4 * 4096)
+        self.assertLess(token["layer-flash", "f32"], 25.5)  # KiB, dim 256, two layers
+        self.assertLess(token["layer-flash", "f16"], 13.5)
+        self.assertLess(token["layer-flash", "f32"] * 1.6, token["layer-original", "f32"])
+
     def test_seeds_memory_is_what_the_plan_says(self) -> None:
         """SEEDS: with 24 GiB, S and P of 16,384 rows do not fit, in any dim; flash always does."""
         for kind in ("eager", "fused", "flash"):

@@ -21,11 +21,17 @@ namespace {
 TEST(LayerKernels, CompileWithoutSpills) {
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) GTEST_SKIP() << why_not;
-  for (int n = 0; n < kSteps; ++n) {
-    const cuda::KernelUnit unit = step_unit(static_cast<Step>(n));
+  const auto compile = [](const cuda::KernelUnit& unit) {
     const cuda::Compiled compiled = cuda::compile(unit, 90);
-    EXPECT_EQ(compiled.report.spill_store_bytes, 0) << unit.entry;
-    EXPECT_GT(compiled.cubin.size(), 0U) << unit.entry;
+    EXPECT_EQ(compiled.report.spill_store_bytes, 0) << unit.entry << unit.config;
+    EXPECT_GT(compiled.cubin.size(), 0U) << unit.entry << unit.config;
+  };
+  for (int n = 0; n < kSteps; ++n) {
+    compile(step_unit(static_cast<Step>(n)));
+    for (const DType half : {DType::float16, DType::bfloat16}) {
+      const cuda::KernelUnit unit = step_unit(static_cast<Step>(n), half);
+      if (!unit.config.empty()) compile(unit);
+    }
   }
 }
 
@@ -127,6 +133,17 @@ TEST_F(OnDevice, Activations) {
   }
 }
 
+TEST_F(OnDevice, GeluBackward) {
+  const Shape s{70, 41};
+  for (const double p : {0.0, 0.3}) {
+    const Drop drop{.p = p, .seed = 5, .site = 9, .draw = 4, .first = 100};
+    agree({70 * 41, 70 * 41, 70 * 41}, [&](Ops<float>& ops, const Arrays& x, const std::int32_t*) {
+      ops.gelu_backward(x[0], x[1], x[2], drop, s);
+      ops.gelu_backward(x[0], x[2], x[0], drop.from(30), s);
+    });
+  }
+}
+
 TEST_F(OnDevice, LayerNorm) {
   for (const Shape s : {Shape{70, 41}, Shape{3, 700}}) {
     const std::int64_t all = s.rows * s.cols;
@@ -134,6 +151,7 @@ TEST_F(OnDevice, LayerNorm) {
           [&](Ops<float>& ops, const Arrays& x, const std::int32_t*) {
             ops.layer_norm(x[0], x[1], x[2], x[3], x[4], s);
             ops.layer_norm_backward(x[0], x[1], x[4], x[3], x[5], x[6], x[7], s);
+            ops.normalise(x[5], x[1], x[2], x[4], x[3], s);
           });
   }
 }

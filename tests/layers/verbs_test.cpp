@@ -111,6 +111,42 @@ TEST(Verbs, Activations) {
   }
 }
 
+/// gelu_backward gives the gradient, and what dropout and activation had given.
+TEST(Verbs, GeluBackward) {
+  const Shape s{9, 11};
+  for (const double p : {0.0, 0.25}) {
+    const Drop drop{.p = p, .seed = 7, .site = 3, .draw = 11, .first = 5};
+    check(
+        {99}, 99,
+        [&](auto& ops, auto& in, auto& u) {
+          auto z = in[0];
+          ops.activate(z.data(), nullptr, u.data(), Activation::gelu, s);
+          ops.drop_add(nullptr, u.data(), u.data(), drop, s);
+        },
+        [&](auto& ops, auto& in, auto& u, const auto& du, auto& d) {
+          auto again = du, z = in[0];
+          ops.gelu_backward(z.data(), again.data(), d[0].data(), drop, s);
+          EXPECT_EQ(again, u);
+          auto in_place = du;
+          ops.gelu_backward(z.data(), in_place.data(), z.data(), drop, s);
+          EXPECT_EQ(z, d[0]);
+        });
+  }
+}
+
+TEST(Verbs, NormaliseIsTheNormAgain) {
+  const Shape s{6, 19};
+  CpuOps<float> ops(default_executor());
+  std::vector<float> x(6 * 19), gamma(19), beta(19), y(x.size()), again(x.size()), statistics(12);
+  std::mt19937 random(3);
+  for (std::vector<float>* of : {&x, &gamma, &beta}) {
+    for (float& value : *of) value = static_cast<float>(random() % 1000) * 0.01F;
+  }
+  ops.layer_norm(x.data(), gamma.data(), beta.data(), y.data(), statistics.data(), s);
+  ops.normalise(x.data(), gamma.data(), beta.data(), statistics.data(), again.data(), s);
+  EXPECT_EQ(again, y);
+}
+
 TEST(Verbs, LayerNorm) {
   const Shape s{6, 19};
   check(
@@ -144,6 +180,9 @@ TEST(Verbs, DropAddDropsTheShareAndTheBackwardDropsTheSame) {
   const std::vector<float> ones(64 * 33, 1.0F);
   std::vector<float> y(ones.size());
   ops.drop_add(nullptr, ones.data(), y.data(), drop, s);
+  std::vector<float> part(20 * 33);  // rows by their number in the whole
+  ops.drop_add(nullptr, ones.data(), part.data(), drop.from(30), {20, 33});
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), y.begin() + 30 * 33));
   const auto dropped = std::count(y.begin(), y.end(), 0.0F);
   EXPECT_NEAR(static_cast<double>(dropped) / static_cast<double>(y.size()), 0.25, 0.04);
   for (const float value : y) EXPECT_TRUE(value == 0.0F || value == 1.0F / 0.75F);

@@ -25,7 +25,7 @@ __forceinline__ bool may_cluster(const ChoiceArgs& a) { return a.fixed < 0 || a.
 
 /// One block: mean, maximum and minimum of q or k over a block of tokens; blockIdx.x = (bh, part,
 /// block).
-template <Config>
+template <Config kConfig>
 __forceinline__ void choice_means(const ChoiceArgs& a) {
   const i64 place = blockIdx.x;
   const int block = static_cast<int>(place % a.blocks),
@@ -36,7 +36,7 @@ __forceinline__ void choice_means(const ChoiceArgs& a) {
   for (int e = threadIdx.x; e < a.dim; e += kThreads) {
     float sum = 0.0F, highest = -tile::infinity(), lowest = tile::infinity();
     for (int i = 0; i < count; ++i) {
-      const float x = a.qkv[vector_at(a, bh, block * a.block + i, part) + e];
+      const float x = kept_at<kConfig>(a.qkv, vector_at(a, bh, block * a.block + i, part) + e);
       sum += x;
       highest = fmaxf(highest, x);
       lowest = fminf(lowest, x);
@@ -276,7 +276,7 @@ __forceinline__ void choice_near(const ChoiceArgs& a) {
 }
 
 /// One block: the gradient of one mean's clusters, on to its tokens; blockIdx.x as choice_means.
-template <Config>
+template <Config kConfig>
 __forceinline__ void choice_shares_backward(const ChoiceArgs& a) {
   __shared__ float d_cosine[kMostClusters];
   const i64 place = blockIdx.x;
@@ -337,7 +337,8 @@ __forceinline__ void choice_shares_backward(const ChoiceArgs& a) {
     const float d_mean =
         (d_unit(e) - mean[e] / length * toward) / length / static_cast<float>(max(tokens, 1));
     for (int i = 0; i < tokens; ++i) {
-      a.d_qkv[vector_at(a, bh, block * a.block + i, part) + e] += d_mean;
+      const i64 at = vector_at(a, bh, block * a.block + i, part) + e;
+      keep<kConfig>(a.d_qkv, at, kept_at<kConfig>(a.d_qkv, at) + d_mean);
     }
   }
 }

@@ -22,6 +22,28 @@ __forceinline__ void each(i64 count, const Body& body) {
   }
 }
 
+/// Element i of what is kept, and to write it.
+template <Config kConfig>
+__forceinline__ float kept_at(const void* x, i64 i) {
+  if constexpr (kConfig.kept == Kept::f32) {
+    return static_cast<const float*>(x)[i];
+  } else {
+    const unsigned short half = static_cast<const unsigned short*>(x)[i];
+    return kConfig.kept == Kept::bf16 ? tile::widen<tile::Element::bf16>(half)
+                                      : tile::widen<tile::Element::fp16>(half);
+  }
+}
+template <Config kConfig>
+__forceinline__ void keep(void* x, i64 i, float value) {
+  if constexpr (kConfig.kept == Kept::f32) {
+    static_cast<float*>(x)[i] = value;
+  } else {
+    static_cast<unsigned short*>(x)[i] = static_cast<unsigned short>(
+        kConfig.kept == Kept::bf16 ? tile::pack<tile::Element::bf16>(value, 0.0F)
+                                   : tile::pack<tile::Element::fp16>(value, 0.0F));
+  }
+}
+
 /// Tokens of sequence b that count.
 __forceinline__ int counted(const int* lengths, i64 b, int tokens) {
   return lengths == nullptr ? tokens : min(max(lengths[b], 0), tokens);
@@ -198,6 +220,15 @@ __forceinline__ void layer_norm(const NormArgs& a) {
   a.statistics[2 * row + 1] = rstd;
 }
 
+template <Config>
+__forceinline__ void normalise(const NormArgs& a) {
+  each(a.rows * a.cols, [&](i64 i) {
+    const i64 row = i / a.cols, j = i % a.cols;
+    const float mean = a.statistics[2 * row], rstd = a.statistics[2 * row + 1];
+    a.y[i] = (a.x[i] - mean) * rstd * a.gamma[j] + a.beta[j];
+  });
+}
+
 /// One warp: one row.
 template <Config>
 __forceinline__ void layer_norm_backward(const NormArgs& a) {
@@ -221,23 +252,41 @@ __forceinline__ void layer_norm_backward(const NormArgs& a) {
   });
 }
 
-/// One thread: four columns, whose bits come from one counter.
-template <Config>
-__forceinline__ void drop_add(const DropArgs& a) {
+/// body(i, factor) for every element. A thread takes four columns, whose bits come from one
+/// counter. The factor is 0 where an element is dropped.
+template <class Args, class Body>
+__forceinline__ void each_dropped(const Args& a, const Body& body) {
   const int groups = (a.cols + 3) / 4;
   each(a.rows * groups, [&](i64 n) {
     const i64 row = n / groups;
     const int group = static_cast<int>(n % groups);
     tile::u32 kept = 15U;
     if (a.drops) {
-      kept = tile::kept_words(a.bits, static_cast<tile::u32>(group), static_cast<tile::u32>(row),
-                              a.site);
+      kept = tile::kept_words(a.bits, static_cast<tile::u32>(group),
+                              static_cast<tile::u32>(row) + a.first, a.site);
     }
     for (int e = 0; e < 4 && 4 * group + e < a.cols; ++e) {
-      const i64 at = row * a.cols + 4 * group + e;
-      const float value = (kept >> e & 1U) != 0 ? a.a[at] * (a.drops ? a.bits.scale : 1.0F) : 0.0F;
-      a.y[at] = (a.x == nullptr ? 0.0F : a.x[at]) + value;
+      const float factor = (kept >> e & 1U) == 0 ? 0.0F : a.drops ? a.bits.scale : 1.0F;
+      body(row * a.cols + 4 * group + e, factor);
     }
+  });
+}
+
+template <Config>
+__forceinline__ void drop_add(const DropArgs& a) {
+  each_dropped(a, [&](i64 i, float factor) {
+    const float value = factor != 0.0F ? a.a[i] * factor : 0.0F;
+    a.y[i] = (a.x == nullptr ? 0.0F : a.x[i]) + value;
+  });
+}
+
+template <Config>
+__forceinline__ void gelu_backward(const GeluArgs& a) {
+  each_dropped(a, [&](i64 i, float factor) {
+    const float z = a.z[i], area = normal_area(z);
+    const float d = factor != 0.0F ? a.du[i] * factor : 0.0F;
+    a.du[i] = factor != 0.0F ? z * area * factor : 0.0F;
+    a.dz[i] = (area + z * 0.39894228F * expf(-0.5F * z * z)) * d;
   });
 }
 
@@ -271,18 +320,19 @@ __forceinline__ void gate_backward(const GateArgs& a) {
   if (threadIdx.x == 0) *a.d_tau += d_tau;
 }
 
-template <Config>
+template <Config kConfig>
 __forceinline__ void mix(const MixArgs& a) {
   const i64 rows = static_cast<i64>(a.batch) * a.tokens * a.heads;
   each(rows * a.dim, [&](i64 i) {
     const i64 at = i / a.dim, e = i % a.dim;
     const float g = a.g[at / a.heads / a.tokens * a.heads + at % a.heads];
-    a.a[i] = g * a.o[2 * at * a.dim + e] + (1.0F - g) * a.o[(2 * at + 1) * a.dim + e];
+    a.a[i] = g * kept_at<kConfig>(a.o, 2 * at * a.dim + e) +
+             (1.0F - g) * kept_at<kConfig>(a.o, (2 * at + 1) * a.dim + e);
   });
 }
 
 /// One block: one (sequence, head).
-template <Config>
+template <Config kConfig>
 __forceinline__ void mix_backward(const MixArgs& a) {
   const i64 bh = blockIdx.x, b = bh / a.heads, head = bh % a.heads;
   const float g = a.g[bh];
@@ -290,11 +340,11 @@ __forceinline__ void mix_backward(const MixArgs& a) {
   for (i64 n = threadIdx.x; n < static_cast<i64>(a.tokens) * a.dim; n += kThreads) {
     const i64 at = (b * a.tokens + n / a.dim) * a.heads + head, e = n % a.dim;
     const i64 first = 2 * at * a.dim + e, second = first + a.dim;
-    const float d = a.da[at * a.dim + e];
-    a.d_o[first] = g * d;
-    a.d_o[second] = (1.0F - g) * d;
-    sparse += d * a.o[first];
-    dense += d * a.o[second];
+    const float d = kept_at<kConfig>(a.da, at * a.dim + e);
+    keep<kConfig>(a.d_o, first, g * d);
+    keep<kConfig>(a.d_o, second, (1.0F - g) * d);
+    sparse += d * kept_at<kConfig>(a.o, first);
+    dense += d * kept_at<kConfig>(a.o, second);
   }
   sparse = sum_of_block(sparse);
   dense = sum_of_block(dense);
@@ -303,24 +353,25 @@ __forceinline__ void mix_backward(const MixArgs& a) {
   if (a.d_weight != nullptr) a.d_weight[bh] = g * sparse;
 }
 
-template <Config>
+template <Config kConfig>
 __forceinline__ void twice(const TwiceArgs& a) {
   const i64 width = static_cast<i64>(a.heads) * a.dim;
   each(a.rows * width, [&](i64 i) {
     const i64 at = i / a.dim, e = i % a.dim;
-    const float q = a.from[i / width * 3 * width + i % width];
-    a.to[2 * at * a.dim + e] = q;
-    a.to[(2 * at + 1) * a.dim + e] = q;
+    const float q = kept_at<kConfig>(a.from, i / width * 3 * width + i % width);
+    keep<kConfig>(a.to, 2 * at * a.dim + e, q);
+    keep<kConfig>(a.to, (2 * at + 1) * a.dim + e, q);
   });
 }
 
-template <Config>
+template <Config kConfig>
 __forceinline__ void twice_backward(const TwiceArgs& a) {
   const i64 width = static_cast<i64>(a.heads) * a.dim;
   each(a.rows * width, [&](i64 i) {
     const i64 at = i / a.dim, e = i % a.dim;
-    a.to[i / width * 3 * width + i % width] =
-        a.from[2 * at * a.dim + e] + a.from[(2 * at + 1) * a.dim + e];
+    keep<kConfig>(a.to, i / width * 3 * width + i % width,
+                  kept_at<kConfig>(a.from, 2 * at * a.dim + e) +
+                      kept_at<kConfig>(a.from, (2 * at + 1) * a.dim + e));
   });
 }
 
@@ -406,80 +457,6 @@ __forceinline__ void read_out_backward(const ReadArgs& a) {
     if (!a.last && token < count) share = 1.0F / static_cast<float>(count);
     a.to[i] = share * a.from[row / s.tokens * s.dim + i % s.dim];
   });
-}
-
-/// One block of all: one thread a row.
-template <Config>
-__forceinline__ void cross_entropy(const LossArgs& a) {
-  const float scale = a.state->scale;
-  float loss = 0.0F;
-  for (int i = threadIdx.x; i < a.rows; i += kThreads) {
-    const float* row = a.logits + static_cast<i64>(i) * a.cols;
-    float most = row[0];
-    for (int j = 1; j < a.cols; ++j) most = fmaxf(most, row[j]);
-    float sum = 0.0F;
-    for (int j = 0; j < a.cols; ++j) sum += expf(row[j] - most);
-    const int label = a.labels[i];
-    const bool known = label >= 0 && label < a.cols;
-    loss += known ? logf(sum) + most - row[label] : tile::not_a_number();
-    for (int j = 0; j < a.cols; ++j) {
-      const float p =
-          known ? expf(row[j] - most) / sum - (j == label ? 1.0F : 0.0F) : tile::not_a_number();
-      a.d_logits[static_cast<i64>(i) * a.cols + j] = p / static_cast<float>(a.rows) * scale;
-    }
-  }
-  loss = sum_of_block(loss);
-  if (threadIdx.x == 0) a.state->loss = loss / static_cast<float>(a.rows);
-}
-
-/// not_finite was cleared by the last end_step.
-template <Config>
-__forceinline__ void look_for_infinities(const AdamArgs& a) {
-  each(a.elems, [&](i64 i) {
-    // An exponent of all ones: infinite, or no number.
-    if ((__float_as_int(a.g[i]) & 0x7f800000) == 0x7f800000) a.state->not_finite = 1;
-  });
-}
-
-template <Config>
-__forceinline__ void adam(const AdamArgs& a) {
-  if (a.state->not_finite != 0) return;
-  __shared__ float factors[2];
-  if (threadIdx.x == 0) {
-    const double step = a.state->steps + 1;
-    factors[0] = static_cast<float>(a.learning_rate / (1.0 - pow(a.beta1, step)));
-    factors[1] = static_cast<float>(sqrt(1.0 - pow(a.beta2, step)));
-  }
-  __syncthreads();  // the factors are there
-  const float beta1 = static_cast<float>(a.beta1), beta2 = static_cast<float>(a.beta2);
-  const float epsilon = static_cast<float>(a.epsilon), unscale = 1.0F / a.state->scale;
-  each(a.elems, [&](i64 i) {
-    const float d = a.g[i] * unscale;
-    const float m = beta1 * a.m[i] + (1.0F - beta1) * d;
-    const float v = beta2 * a.v[i] + (1.0F - beta2) * d * d;
-    a.m[i] = m;
-    a.v[i] = v;
-    a.w[i] -= factors[0] * m / (sqrtf(v) / factors[1] + epsilon);
-  });
-}
-
-/// One thread.
-template <Config>
-__forceinline__ void end_step(const EndArgs& a) {
-  if (threadIdx.x != 0) return;
-  State& state = *a.state;
-  ++state.draws;
-  if (state.not_finite != 0) {
-    state.not_finite = 0;
-    ++state.skipped;
-    state.good_in_a_row = 0;
-    if (a.scale_loss) state.scale *= 0.5F;
-    return;
-  }
-  ++state.steps;
-  if (!a.scale_loss || ++state.good_in_a_row < a.growth_interval) return;
-  state.scale *= 2.0F;
-  state.good_in_a_row = 0;
 }
 
 }  // namespace tilewise::layer_steps

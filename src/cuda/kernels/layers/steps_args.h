@@ -5,7 +5,11 @@
 
 namespace tilewise::layer_steps {
 
-struct Config {};
+/// How tensors lie in memory that a model of 16 bits keeps so.
+enum class Kept : int { f32, fp16, bf16 };
+struct Config {
+  Kept kept = Kept::f32;
+};
 
 inline constexpr int kThreads = 256;
 
@@ -100,6 +104,20 @@ struct DropArgs {
   bool drops = false;
   long long rows = 0;
   int cols = 0;
+  unsigned first = 0;  ///< the number of row 0
+};
+
+/// From the gradient of u = drop(gelu(z)) to that of z, and u again.
+struct GeluArgs {
+  const float* z = nullptr;  ///< (rows, cols)
+  float* du = nullptr;       ///< gets u
+  float* dz = nullptr;       ///< may be z
+  tile::DropoutBits bits;
+  unsigned site = 0;
+  bool drops = false;
+  long long rows = 0;
+  int cols = 0;
+  unsigned first = 0;
 };
 
 /// Of a batch of sequences.
@@ -149,19 +167,19 @@ struct GateArgs {
 
 struct MixArgs {
   int batch = 0, tokens = 0, heads = 0, dim = 0;
-  const float* o = nullptr;  ///< (batch, tokens, heads, 2, dim)
+  const void* o = nullptr;   ///< (batch, tokens, heads, 2, dim), as Config::kept says
   const float* g = nullptr;  ///< (batch, heads)
   float* a = nullptr;        ///< (batch, tokens, heads, dim)
-  const float* da = nullptr;
-  float* d_o = nullptr;
+  const void* da = nullptr;  ///< as Config::kept says
+  void* d_o = nullptr;       ///< as Config::kept says
   float* dg = nullptr;
   float* d_weight = nullptr;  ///< may be null
 };
 
-/// q of qkv (rows, 3, heads * dim) twice, head by head, and back.
+/// q of qkv (rows, 3, heads * dim) twice, head by head, and back. As Config::kept says.
 struct TwiceArgs {
-  const float* from = nullptr;
-  float* to = nullptr;
+  const void* from = nullptr;
+  void* to = nullptr;
   long long rows = 0;
   int heads = 0, dim = 0;
 };
@@ -183,10 +201,10 @@ struct ChoiceArgs {
   unsigned key[2] = {}, draw = 0, site = 0;  ///< of the Gumbel noise
   const unsigned* counter = nullptr;         ///< in memory: added to draw; may be null
   const int* lengths = nullptr;              ///< (batch): tokens that count; null: all
-  const float* qkv = nullptr;                ///< (batch, tokens, 3, heads, dim)
-  const float* logits = nullptr;             ///< (batch, heads, kChoices)
-  const float* gate = nullptr;               ///< (batch, heads)
-  const float* centroids = nullptr;          ///< (heads, clusters, dim)
+  const void* qkv = nullptr;         ///< (batch, tokens, 3, heads, dim), as Config::kept says
+  const float* logits = nullptr;     ///< (batch, heads, kChoices)
+  const float* gate = nullptr;       ///< (batch, heads)
+  const float* centroids = nullptr;  ///< (heads, clusters, dim)
   const float* temperature = nullptr;
   int* pattern = nullptr;    ///< (batch, heads): src/layers' number
   float* soft = nullptr;     ///< (batch, heads, kChoices)
@@ -205,7 +223,7 @@ struct ChoiceArgs {
   // Backward.
   const float* d_weight = nullptr;  ///< (batch, heads)
   float* d_logits = nullptr;        ///< (batch, heads, kChoices)
-  float* d_qkv = nullptr;           ///< added to
+  void* d_qkv = nullptr;            ///< added to, as Config::kept says
   float* d_cosine = nullptr;        ///< (batch, heads, 2, blocks, clusters)
   float* d_centroids = nullptr;     ///< added to
   float* d_scaled = nullptr;        ///< (batch, heads, 2, blocks): of the temperature
