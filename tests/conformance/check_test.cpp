@@ -73,6 +73,19 @@ TEST(Check, SharpProblemsTakeTheYardstickOfMoreDraws) {
   }
 }
 
+TEST(Check, FewValuesAndSoftcapsTakeTheYardstickOfMoreDraws) {
+  // dV of one key is a sum of 255 equal terms. A softcap far below the scores leaves gradients to
+  // few pairs.
+  const auto expect_passed = [](const char* kernel, const char* line, std::uint64_t seed) {
+    CheckOptions options;
+    options.seed = seed;
+    const CheckResult result = check_case(row(kernel, Pass::backward), parse_case(line), options);
+    EXPECT_EQ(result.status, CheckStatus::passed) << line << ": " << result.reason;
+  };
+  expect_passed("flash_bwd_scalar", "b1 h1 q255 k2 d64 f32 lengths=1 do=expanded", 77);
+  expect_passed("eager_bwd", "b1 h8/2 s35 d128 f32 scale=1 softcap=0.001", 3);
+}
+
 TEST(Check, LargeProblemsAreSampled) {
   CheckOptions options;
   options.max_work = 2e4;
