@@ -17,7 +17,7 @@ from results import Result, Status, print_result
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/cuda"))
-from kernel_emulation_test import FLAGS, library_objects, write_texts  # noqa: E402
+from kernel_emulation_test import EMULATOR, FLAGS, library_objects, write_texts  # noqa: E402
 
 CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
 MAX_FILE_LINES = 500
@@ -165,18 +165,24 @@ def made_texts(build: Path, folder: Path) -> bool:
     are there."""
     os.environ["TILEWISE_BUILD_DIR"] = str(build)
     objects = library_objects()
-    if objects:
-        write_texts(folder, "g++", objects)
+    try:
+        if objects:
+            write_texts(folder, "g++", objects)
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return False  # of a half-built library, or there is no compiler
     return bool(objects)
 
 
-def emulated_units(build: Path, folder: Path, everything: bool, since: str | None) -> list[Path]:
-    """Programs of emulator/ that compile device code that changed, the smallest for each file.
-    Those that include a generated header are left out where it cannot be made."""
+def emulated_units(
+    build: Path, folder: Path, everything: bool, since: str | None
+) -> tuple[list[Path], list[Path]]:
+    """Programs of emulator/ that compile device code that changed, the smallest for each file, and
+    device code that changed and that none of them includes. Those that include a generated header
+    are left out where it cannot be made."""
     programs = sorted(ROOT.glob("emulator/*.cxx"))
     changed = programs if everything else [ROOT / name for name in changed_names(since)]
-    if not any(path.suffix in (".cuh", ".cxx") for path in changed):
-        return []
+    if not any(path.suffix == ".cuh" or EMULATOR in path.parents for path in changed):
+        return [], []
     reached = {path: included(path, set()) for path in programs}
     if not made_texts(build, folder):
         line = '#include "expression_texts.h"'
@@ -185,12 +191,16 @@ def emulated_units(build: Path, folder: Path, everything: bool, since: str | Non
         }
         reached = {path: files for path, files in reached.items() if path not in asks}
     units = sorted(reached, key=lambda path: len(reached[path]))
-    # A program that changed stands for itself, a header for the first that includes it.
-    found = (
-        file if file in units else next((unit for unit in units if file in reached[unit]), None)
-        for file in changed
-    )
-    return list(dict.fromkeys(unit for unit in found if unit))
+    found: dict[Path, None] = {}
+    missed = []
+    for file in changed:
+        # A program that changed stands for itself, a header for the first that includes it.
+        unit = file if file in units else next((u for u in units if file in reached[u]), None)
+        if unit:
+            found[unit] = None
+        elif file.suffix == ".cuh" and file.exists():
+            missed.append(file)
+    return list(found), missed
 
 
 def tidy_units(build: Path, everything: bool, since: str | None) -> list[Path]:
@@ -246,13 +256,16 @@ def clang_tidy(
     with TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
         write_own_commands(build, folder)
-        units = tidy_units(build, everything, since)
-        units += emulated_units(build, folder, everything, since)
+        device, without = emulated_units(build, folder, everything, since)
+        units = tidy_units(build, everything, since) + device
         results = list(pool.map(check, units))
     missed = [unit for unit, result in zip(units, results, strict=True) if result is None]
     if missed:
         reason = f"not reached in {seconds:.0f} s: " + ", ".join(relative(missed))
         results.append(Result("lint", f"clang-tidy on {len(missed)} more", Status.SKIPPED, reason))
+    if without:
+        reason = "no program of the emulator here includes " + ", ".join(relative(without))
+        results.append(Result("lint", "clang-tidy on device code", Status.SKIPPED, reason))
     return [result for result in results if result is not None]
 
 
