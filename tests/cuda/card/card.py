@@ -52,8 +52,8 @@ def emulate_shared_memory(sources: Path) -> None:
 
 def digest() -> str:
     """Of all that a compiled kernel depends on."""
-    made = hashlib.sha256(" ".join(FLAGS).encode())
-    rooms = ("src/cuda/tile", "src/cuda/kernels", "emulator", "tests/cuda/card")
+    made = hashlib.sha256(" ".join([*FLAGS, *EMULATOR_FLAGS]).encode())
+    rooms = ("src/cuda/tile", "src/cuda/kernels", "src/problem", "emulator", "tests/cuda/card")
     files = [path for room in rooms for path in (SOURCE / room).rglob("*")]
     files += (HERE.parent / "fake_driver").iterdir()
     for file in sorted(path for path in files if path.suffix in SUFFIXES):
