@@ -24,6 +24,7 @@ struct Case {
   BlockSelection by;
   std::int64_t heads_q = 4, heads_k = 2, seq_q = 300, seq_k = 330, dim = 40;
   bool lengths = false;
+  bool infinite = false;  ///< scores of two keys
 };
 
 template <class Kernel>
@@ -43,6 +44,11 @@ void check(Case c) {
   std::vector<float> k(static_cast<std::size_t>(kBatch * c.heads_k * c.seq_k * c.dim));
   for (std::vector<float>* x : {&q, &k}) {
     for (float& value : *x) value = normal(random);
+  }
+  for (std::int64_t head = 0; c.infinite && head < kBatch * c.heads_k; ++head) {
+    for (const std::int64_t key : {40, 200}) {
+      k[static_cast<std::size_t>((head * c.seq_k + key) * c.dim)] = INFINITY;
+    }
   }
   std::vector<int> lengths = {static_cast<int>(c.seq_k), 77};
   if (c.lengths) c.by.key_lengths = Tensor::contiguous(lengths.data(), DType::int32, {kBatch});
@@ -122,6 +128,24 @@ void check_pooled() {
   check(
       {"above a threshold, causal",
        {.block_q = 20, .block_k = 30, .causal = true, .rule = BlockRule::above, .threshold = 0.1}});
+  check({"infinite scores share the mass",
+         {.block_q = 64, .block_k = 16, .rule = BlockRule::mass, .mass = 0.7},
+         4,
+         2,
+         300,
+         330,
+         40,
+         false,
+         true});
+  check({"infinite scores above a threshold",
+         {.block_q = 64, .block_k = 16, .rule = BlockRule::above, .threshold = 0.1},
+         4,
+         2,
+         300,
+         330,
+         40,
+         false,
+         true});
   check({"more columns than a word",
          {.block_q = 100, .block_k = 8, .count = 5, .keep_diagonal = false},
          2,

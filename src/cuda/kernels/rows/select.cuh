@@ -120,14 +120,16 @@ struct Row {
   const int thread, end;             ///< candidates
   float top = 0.0F, inverse = 1.0F;  ///< of the softmax
 
+  /// Infinite scores share all of the probability.
   __forceinline__ float weight(u32 key) const {
-    return exp2_approx((from_ordered(key) - top) * kLog2e) * inverse;
+    const float x = from_ordered(key);
+    return (x == top ? 1.0F : exp2_approx((x - top) * kLog2e)) * inverse;
   }
   __forceinline__ void normalise() {
     float most = -infinity();
     for (int j = thread; j < end; j += kThreads) most = fmaxf(most, from_ordered(keys[j]));
     most = block_max(most, shares, thread);
-    top = fabsf(most) < infinity() ? most : 0.0F;
+    top = most > -infinity() ? most : 0.0F;
     float sum = 0.0F;
     for (int j = thread; j < end; j += kThreads) sum += weight(keys[j]);
     sum = block_sum(sum, shares, thread);
