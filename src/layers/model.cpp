@@ -290,6 +290,7 @@ class ModelOf final : public Model::Impl {
     } else {
       ops_->copy(static_cast<const T*>(x.data), h, shape.elems());
     }
+    recent_ = layers_.size();  // no layer's, should one fail
     for (std::size_t n = 0; n < layers_.size(); ++n) {
       T* next = tokens(run, n + 1);
       layers_[n]->forward(run, tokens(run, n), next, attended_by(run, n), kept_by(run, n),
@@ -334,6 +335,7 @@ class ModelOf final : public Model::Impl {
       LayerKept<T>& kept = kept_by(run, n);
       Attended<T>& attended = attended_by(run, n);
       if (config.recompute && recent_ != n) {
+        recent_ = layers_.size();  // no layer's, should this fail
         layers_[n]->recompute(run, tokens(run, n), attended, kept, scratch_);
         recent_ = n;
       }
