@@ -86,7 +86,7 @@ TILEWISE_API void run(const Plan& plan, const BackwardTensors& tensors,
 /// Merges two partial results over disjoint keys in place into (o, lse), by the split-key identity
 /// LSE = log(exp(LSE_a) + exp(LSE_b)), O = exp(LSE_a - LSE) O_a + exp(LSE_b - LSE) O_b, without
 /// overflow. A part that saw no key (LSE = -inf) leaves the other part's bits unchanged. o is (B,
-/// Hq, Sq, Dv) of any float type, lse is float32 (B, Hq, Sq). CPU tensors only.
+/// Hq, Sq, Dv) of any float type, lse is float32 (B, Hq, Sq). CPU tensors that share no memory.
 TILEWISE_API void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other);
 
 /// Library version, "0.1.0".
