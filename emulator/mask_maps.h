@@ -13,7 +13,7 @@ using namespace tilewise;
 template <tile_lists::Config kConfig>
 void run_with_function(const cuda::ListsStep& step, const tile::Captures& captures) {
   const auto run = [&](const auto& args, int threads, auto kernel) {
-    const tile::Expressed expressed{args, captures};
+    const tile::Expressed<std::remove_cvref_t<decltype(args)>> expressed{args, captures};
     for (unsigned i = 0; i < step.blocks; ++i)
       emulator::run_block(i, threads, [&] { kernel(expressed); });
   };

@@ -180,8 +180,9 @@ def emulated_units(
     device code that changed and that none of them includes. Those that include a generated header
     are left out where it cannot be made."""
     programs = sorted(ROOT.glob("emulator/*.cxx"))
-    changed = programs if everything else [ROOT / name for name in changed_names(since)]
-    if not any(path.suffix == ".cuh" or EMULATOR in path.parents for path in changed):
+    names = programs if everything else [ROOT / name for name in changed_names(since)]
+    changed = [path for path in names if path.suffix == ".cuh" or EMULATOR in path.parents]
+    if not changed:
         return [], []
     reached = {path: included(path, set()) for path in programs}
     if not made_texts(build, folder):
