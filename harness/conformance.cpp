@@ -280,17 +280,17 @@ class Check {
     return p.dv;
   }
   const Tensor& tensor_of(const std::string& name) {
-    const BackwardTensors* b = row_.pass == Pass::backward ? &material_->host_backward() : nullptr;
     if (name == "O") return material_->host_forward().o;
     if (name == "LSE") return material_->host_forward().lse;
-    if (name == "dQ") return b->dq;
-    if (name == "dK") return b->dk;
-    if (name == "dV") return b->dv;
-    if (name == "dbias") return b->dbias;
-    for (std::size_t n = 0; n < b->dcaptures.size(); ++n) {
-      if (name == capture_gradient_name(n)) return b->dcaptures[n];
+    const BackwardTensors& b = material_->host_backward();
+    if (name == "dQ") return b.dq;
+    if (name == "dK") return b.dk;
+    if (name == "dV") return b.dv;
+    if (name == "dbias") return b.dbias;
+    for (std::size_t n = 0; n < b.dcaptures.size(); ++n) {
+      if (name == capture_gradient_name(n)) return b.dcaptures[n];
     }
-    return b->dsinks;
+    return b.dsinks;
   }
 
   void compare_all(const Problem& problem) {
