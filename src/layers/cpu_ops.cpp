@@ -53,6 +53,28 @@ T slope(Activation f, T z) {
   return T{1};
 }
 
+DropoutMask mask_of(const Drop& drop) {
+  return DropoutMask({.p = drop.p, .seed = drop.seed, .offset = drop.offset()});
+}
+template <class T>
+T dropout_scale(const Drop& drop) {
+  return drop.p > 0.0 ? static_cast<T>(mask_of(drop).scale()) : T{1};
+}
+/// Calls f(index, whether dropout keeps it) for the elements of rows `begin` to `end`.
+template <class F>
+void for_each_drawn(const Drop& drop, std::int64_t begin, std::int64_t end, std::int64_t cols,
+                    const F& f) {
+  const DropoutMask mask = mask_of(drop);
+  const bool drops = drop.p > 0.0;
+  PhiloxCounter words{};
+  for (std::int64_t i = begin; i < end; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      if (drops && j % 4 == 0) words = mask.words(drop.site, drop.first + i, j / 4);
+      f(i * cols + j, !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]));
+    }
+  }
+}
+
 }  // namespace
 
 const float* read_row(const Factor<float>& x, DType half, std::int64_t at, std::int64_t count,
@@ -159,21 +181,13 @@ void CpuOps<T>::activate_backward(const T* z, const T* dy, T* dz, T* dbias, Acti
 template <class T>
 void CpuOps<T>::gelu_backward(const T* z, T* du, T* dz, const Drop& drop, Shape s) {
   constexpr T kInverseRoot = std::numbers::inv_sqrtpi_v<T> / std::numbers::sqrt2_v<T>;
-  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.offset()});
-  const bool drops = drop.p > 0.0;
-  const T scale = drops ? static_cast<T>(mask.scale()) : T{1};
-  each(s.rows, (drops ? 24 : 8) * s.cols, [&](std::int64_t begin, std::int64_t end) {
-    PhiloxCounter words{};
-    for (std::int64_t i = begin; i < end; ++i) {
-      for (std::int64_t j = 0; j < s.cols; ++j) {
-        if (drops && j % 4 == 0) words = mask.words(drop.site, drop.first + i, j / 4);
-        const bool keeps = !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]);
-        const std::int64_t at = i * s.cols + j;
-        const T x = z[at], area = normal_area(x), d = keeps ? du[at] * scale : T{0};
-        du[at] = keeps ? x * area * scale : T{0};
-        dz[at] = (area + x * kInverseRoot * std::exp(-x * x / 2)) * d;
-      }
-    }
+  const T scale = dropout_scale<T>(drop);
+  each(s.rows, (drop.p > 0.0 ? 24 : 8) * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for_each_drawn(drop, begin, end, s.cols, [&](std::int64_t at, bool keeps) {
+      const T x = z[at], area = normal_area(x), d = keeps ? du[at] * scale : T{0};
+      du[at] = keeps ? x * area * scale : T{0};
+      dz[at] = (area + x * kInverseRoot * std::exp(-x * x / 2)) * d;
+    });
   });
 }
 
@@ -248,19 +262,11 @@ void CpuOps<T>::layer_norm_backward(const T* x, const T* gamma, const T* statist
 
 template <class T>
 void CpuOps<T>::drop_add(const T* x, const T* a, T* y, const Drop& drop, Shape s) {
-  const DropoutMask mask({.p = drop.p, .seed = drop.seed, .offset = drop.offset()});
-  const bool drops = drop.p > 0.0;
-  const T scale = drops ? static_cast<T>(mask.scale()) : T{1};
-  each(s.rows, (drops ? 16 : 1) * s.cols, [&](std::int64_t begin, std::int64_t end) {
-    PhiloxCounter words{};
-    for (std::int64_t i = begin; i < end; ++i) {
-      for (std::int64_t j = 0; j < s.cols; ++j) {
-        if (drops && j % 4 == 0) words = mask.words(drop.site, drop.first + i, j / 4);
-        const bool keeps = !drops || mask.keeps(words[static_cast<std::size_t>(j % 4)]);
-        const std::int64_t at = i * s.cols + j;
-        y[at] = (x != nullptr ? x[at] : T{0}) + (keeps ? a[at] * scale : T{0});
-      }
-    }
+  const T scale = dropout_scale<T>(drop);
+  each(s.rows, (drop.p > 0.0 ? 16 : 1) * s.cols, [&](std::int64_t begin, std::int64_t end) {
+    for_each_drawn(drop, begin, end, s.cols, [&](std::int64_t at, bool keeps) {
+      y[at] = (x != nullptr ? x[at] : T{0}) + (keeps ? a[at] * scale : T{0});
+    });
   });
 }
 
