@@ -83,7 +83,8 @@ class InstalledTree(unittest.TestCase):
         self.assertEqual(shown.split(), ["tilewise", self.version(), "1.5", self.version()])
 
     def test_a_subproject_keeps_to_its_own_folders(self) -> None:
-        """Within another project, installed where that project says, also outside its prefix."""
+        """Within another project, installed where that project says, also outside its prefix. Its
+        `all` compiles a kernel pack, which takes minutes, only if asked."""
         source, build = self.folder / "whole", self.folder / "build"
         source.mkdir()
         (source / "CMakeLists.txt").write_text(
@@ -105,6 +106,10 @@ class InstalledTree(unittest.TestCase):
                 PKG_CONFIG_PATH=str(lib / "pkgconfig"),
             ).split()
             self.assertEqual(Path(said.removeprefix(flag)).resolve(), folder)
+        for asked in (False, True):
+            run("cmake", *(["-DTILEWISE_PACK=90"] if asked else []), str(build))
+            inputs = run("ninja", "-C", str(build), "-t", "inputs", "all").split()
+            self.assertEqual("tilewise/tools/tilewise_pack" in inputs, asked)
 
     def test_examples(self) -> None:
         """The examples' one line builds them, and what they print about themselves is right."""
