@@ -318,7 +318,7 @@ def sizes_of_block(given: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def check_size(name: str, size: Any) -> None:
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int | torch.SymInt) or size < 1:
         raise ValueError(f"{name} is {size!r}: expected an integer from 1 on")
 
 
