@@ -140,9 +140,9 @@ void check_options(const TrainOptions& o) {
     require(std::isfinite(value) && value >= 0.0, name, value, "finite and >= 0");
   for (const auto& [name, value] : {std::pair{"beta1", o.beta1}, {"beta2", o.beta2}})
     require(value >= 0.0 && value < 1.0, name, value, "in [0, 1)");
-  const auto scale = static_cast<float>(o.initial_scale);
-  require(std::isfinite(scale) && scale > 0.0F, "initial_scale", o.initial_scale,
-          "a float32 above 0");
+  const double scale = o.initial_scale;
+  require(scale <= std::numeric_limits<float>::max() && static_cast<float>(scale) > 0.0F,
+          "initial_scale", scale, "a float32 above 0");
   const std::int64_t interval = o.growth_interval;
   require(interval >= 1 && std::in_range<std::int32_t>(interval), "growth_interval",
           static_cast<double>(interval), "from 1 to 2^31 - 1");

@@ -20,8 +20,9 @@ class CommonByte {
     for (const Tensor* t : {&a, &b}) {
       const std::int64_t bytes = dtype_bytes(t->dtype);
       add(1, bytes - 1);
-      for (std::size_t axis = 0; axis < static_cast<std::size_t>(t->rank); ++axis)
-        add(std::abs(t->strides[axis]) * bytes, t->sizes[axis] - 1);
+      for (std::size_t axis = 0; axis < static_cast<std::size_t>(t->rank); ++axis) {
+        if (t->sizes[axis] > 1) add(std::abs(t->strides[axis]) * bytes, t->sizes[axis] - 1);
+      }
     }
     std::sort(terms_.begin(), terms_.begin() + count_,
               [](const Term& x, const Term& y) { return x.step > y.step; });

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -55,6 +56,14 @@ TEST(SharedMemory, IsExactForDrawnViews) {
   }
   EXPECT_GT(shared, 200);
   EXPECT_LT(shared, 1800);
+}
+
+TEST(SharedMemory, AStrideThatNeverStepsMayBeAnything) {
+  float memory[2] = {};
+  Tensor a = Tensor::contiguous(memory, DType::float32, {1, 1});
+  a.strides = {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
+  EXPECT_TRUE(share_memory(a, Tensor::contiguous(memory, DType::float32, {2})));
+  EXPECT_FALSE(share_memory(a, Tensor::contiguous(memory + 1, DType::float32, {1})));
 }
 
 /// Rows of 3 * 1024 elements in buffers of another pitch: no step of one is a step of the other.
