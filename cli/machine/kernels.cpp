@@ -86,6 +86,11 @@ int build(const KernelsFlags& flags) {
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) throw CompileError(why_not);
   const cuda::DiskCache cache(cuda::default_cache_folder());
+  if (flags.pack.empty() && !cache.is_writable()) {
+    fmt::print(stderr, "tilewise: {}: kernels are compiled, but not stored\n",
+               cache.folder().empty() ? "TILEWISE_CACHE_DIR and HOME are not set"
+                                      : cache.folder() + " cannot be written");
+  }
   std::size_t all = 0, compiled = 0;
   for (const int arch : archs) all += cuda::pack_units(arch).size();
   catch_interrupts();
