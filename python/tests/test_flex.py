@@ -195,6 +195,23 @@ def test_rows_that_a_tensor_names(name: str) -> None:
             mask[:, :, index]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [tilewise, torch_s], ids=["ours", "torch_s"])
+def test_a_decoder_s_step(module: Any) -> None:
+    """A static cache: the caller takes a block row, and sets the mask and the lengths of one
+    query."""
+    q, k, v, _ = inputs()
+    whole = module.create_block_mask(zoo.causal, 1, 1, S, S, device="cpu", BLOCK_SIZE=16)
+    wanted = flex_attention(q, k, v, block_mask=whole)
+    for place in (0, 37, S - 1):
+        position = torch.tensor([place])
+        mask = whole[:, :, position // 16]
+        mask.mask_mod = lambda b, h, i, j, at=position[0]: zoo.causal(b, h, i + at, j)
+        mask.seq_lengths = (1, S)
+        o = flex_attention(q[:, :, place : place + 1], k, v, block_mask=mask)
+        torch.testing.assert_close(o, wanted[:, :, place : place + 1], **CLOSE)
+
+
 def test_one_cache_for_all_entries() -> None:
     """Keys without a batch, as a cache of pages has them."""
     q, k, v, _ = inputs()

@@ -308,7 +308,7 @@ class BlockMask:
 
 
 def sizes_of_block(given: int | tuple[int, int]) -> tuple[int, int]:
-    """BLOCK_SIZE as (rows, keys)."""
+    """BLOCK_SIZE as (rows, keys). Raises ValueError for other forms."""
     sizes = (given, given) if isinstance(given, int) else tuple(given)
     if len(sizes) != 2:
         raise ValueError(f"BLOCK_SIZE is {given!r}: expected one integer or two")
@@ -318,6 +318,7 @@ def sizes_of_block(given: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def check_size(name: str, size: Any) -> None:
+    """Raises ValueError for all but positive integers, which a compiler may know as symbols."""
     if not isinstance(size, int | torch.SymInt) or size < 1:
         raise ValueError(f"{name} is {size!r}: expected an integer from 1 on")
 

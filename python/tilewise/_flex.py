@@ -26,14 +26,14 @@ ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 class AuxRequest(NamedTuple):
-    """The extra outputs to request from flex_attention."""
+    """The extra outputs to request from flex_attention. max_scores is refused."""
 
     lse: bool = False
     max_scores: bool = False
 
 
 class AuxOutput(NamedTuple):
-    """The extra outputs of flex_attention."""
+    """The extra outputs of flex_attention: lse is float32 (B, Hq, Sq), max_scores is None."""
 
     lse: Tensor | None = None
     max_scores: Tensor | None = None

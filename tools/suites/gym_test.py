@@ -27,20 +27,16 @@ from torch.nn.attention import flex_attention as torch_s
 
 DEVICE = os.environ["SUITE_DEVICE"]
 B, H, S, D = 2, 4, 64, 16
-TORCH_GYM = SimpleNamespace(
-    masks=attn_gym.masks,
-    mods=attn_gym.mods,
-    vsa=attn_gym.masks.vsa,
-    pages=attn_gym.paged_attention,
-    flex=torch_s,
-)
-OUR_GYM = SimpleNamespace(
-    masks=gym_of_ours.masks,
-    mods=gym_of_ours.mods,
-    vsa=gym_of_ours.masks.vsa,
-    pages=gym_of_ours.paged_attention,
-    flex=tilewise,
-)
+
+
+def gym(package: ModuleType, flex: ModuleType) -> SimpleNamespace:
+    """A copy of the package, and the module of FlexAttention's functions that it imports."""
+    masks = package.masks
+    own = {"masks": masks, "vsa": masks.vsa, "mods": package.mods, "pages": package.paged_attention}
+    return SimpleNamespace(**own, flex=flex)
+
+
+TORCH_GYM, OUR_GYM = gym(attn_gym, torch_s), gym(gym_of_ours, tilewise)
 OFFSETS = torch.tensor([0, 11, 12, 40, S], dtype=torch.int32, device=DEVICE)
 # Of the largest element, by type: O and gradients are rounded to it, as P and dS are inside.
 CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
