@@ -134,7 +134,7 @@ __forceinline__ void finish_rows(Consumer& c, const Finished& done) {
       if (stores && exists<kConfig>(c, done, r)) *to[r] = lse;
     }
   }
-  if constexpr (!kConfig.split) {
+  if constexpr (!kConfig.split && !kConfig.o_in_v()) {
     // O's staging place is free: own, when the tile before has been copied out; in Q's place,
     // when all four warps are done with Q.
     if (kConfig.shape.own_o && c.thread == 0) bulk_wait_read();
@@ -142,12 +142,12 @@ __forceinline__ void finish_rows(Consumer& c, const Finished& done) {
   }
 }
 
+/// O leaves by way of `sO` in shared memory.
 template <Config kConfig, class Consumer>
-__forceinline__ void store_o(Consumer& c, const Finished& done) {
+__forceinline__ void store_o(Consumer& c, const Finished& done, u32 sO) {
   if constexpr (kConfig.split) {
     store_parts<kConfig>(c, done);
   } else {
-    const u32 sO = c.shared.o(c.warpgroup);
     const int row = c.warp * 16 + c.lane % 16;
 #pragma unroll
     for (int k = 0; k < kConfig.head_dim_v / 16; ++k) {
