@@ -425,21 +425,6 @@ struct Consumer {
     release_q();
   }
 
-  /// Behind the last product: O leaves, and what it is staged in place of is free.
-  __forceinline__ void finish_tile(const Finished& done) {
-    if constexpr (kConfig.o_in_v()) {
-      wait_values();
-      sync_warpgroup<kConfig>(*this);  // all four warps are done with V
-      store_o<kConfig>(*this, done, shared.v(static_cast<int>(rV.slot)));
-      release_v();
-    } else {
-      finish_values();
-      skip_left<kConfig>(*this);
-      store_o<kConfig>(*this, done, shared.o(warpgroup));
-      if constexpr (kConfig.o_in_q()) release_q();
-    }
-  }
-
   __forceinline__ void first_scores_wait() {
     wgmma_wait<0>();
     pin(scores.rS);
@@ -500,7 +485,7 @@ struct Consumer {
         wait_v();
         issue_values();
         finish_rows<kConfig>(*this, done);
-        finish_tile(done);
+        finish_tile<kConfig>(*this, done);
         break;
       }
       if constexpr (!kConfig.schedule.chain_tiles) fetch_tile();

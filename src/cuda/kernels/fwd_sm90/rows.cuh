@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/scores.cuh"
+#include "cuda/kernels/fwd_sm90/skip.cuh"
 #include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 
@@ -194,6 +195,22 @@ __forceinline__ void store_parts(const Consumer& c, const Finished& done) {
       store_global_8(to + 8 * j, c.rO[4 * j + 2 * r] * c.scores.alpha[r],
                      c.rO[4 * j + 2 * r + 1] * c.scores.alpha[r]);
     }
+  }
+}
+
+/// Behind the last product: O leaves, and what it is staged in place of is free.
+template <Config kConfig, class Consumer>
+__forceinline__ void finish_tile(Consumer& c, const Finished& done) {
+  if constexpr (kConfig.o_in_v()) {
+    c.wait_values();
+    sync_warpgroup<kConfig>(c);  // all four warps are done with V
+    store_o<kConfig>(c, done, c.shared.v(static_cast<int>(c.rV.slot)));
+    c.release_v();
+  } else {
+    c.finish_values();
+    skip_left<kConfig>(c);
+    store_o<kConfig>(c, done, c.shared.o(c.warpgroup));
+    if constexpr (kConfig.o_in_q()) c.release_q();
   }
 }
 
