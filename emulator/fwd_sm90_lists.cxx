@@ -23,6 +23,7 @@ constexpr Config kConfigs[] = {
     listed_alone(128, Mask::none),
     listed(64, 64, Lists::parts, Mask::none),
     listed_alone(64, Mask::right),
+    with(listed_alone(64, Mask::both), Lengths::keys, false, false),
 };
 
 }  // namespace

@@ -150,7 +150,8 @@ struct BiasBlock {
       if constexpr (kKind.staged) {
         shared = after(shared, done);
       } else {
-        memory = reinterpret_cast<const unsigned char*>(after(reinterpret_cast<u64>(memory), done));
+        const u64 at = after(reinterpret_cast<u64>(memory), done);
+        memory = __builtin_bit_cast(const unsigned char*, at);
       }
     }
     __forceinline__ const void* element(int j) const {

@@ -108,6 +108,10 @@ struct Config {
   constexpr bool adds_raw_bias() const {
     return boxes_bias() && modification == Modification::none && !expressions.any();
   }
+  /// O is staged where the tile's last V was, so that Q's place is free after the last scores.
+  /// Blocks of the kernel that share a multiprocessor have no room for a place of its own.
+  constexpr bool o_in_v() const { return lists == Lists::whole && !shape.alone(); }
+  constexpr bool o_in_q() const { return !shape.own_o && !o_in_v(); }
   /// P of a block is taken against the maxima so far. Where it outgrew them, which its sums show,
   /// the block's scores are computed again. Not where scores are logits, but for a bias. Under a
   /// mask function without a list, rows may have seen nothing before a block that they see.

@@ -92,7 +92,7 @@ struct Consumer {
   }
   /// Q's place is free: at once, or (O in its place) when O has been copied out.
   __forceinline__ void release_q() {
-    if (kConfig.shape.own_o ? lane == 0 : thread == 0) {
+    if (kConfig.o_in_q() ? thread == 0 : lane == 0) {
       mbarrier_arrive(shared.q_empty(static_cast<int>(rQ.slot), warpgroup));
     }
     rQ.advance();
@@ -199,10 +199,13 @@ struct Consumer {
     }
     wgmma_commit();
   }
-  __forceinline__ void finish_values() {
+  __forceinline__ void wait_values() {
     wgmma_wait<0>();
     pin(rO);
     pin(rP);
+  }
+  __forceinline__ void finish_values() {
+    wait_values();
     release_v();
   }
   /// The same of a step, where products() has not waited for them.
@@ -415,8 +418,8 @@ struct Consumer {
       for (int i = 0; i < kDv / 2; ++i) rO[i] = 0.0F;
       const Finished done{tile, group_query()};
       finish_rows<kConfig>(*this, done);
-      store_o<kConfig>(*this, done);
-    } else if constexpr (!kConfig.shape.own_o) {
+      store_o<kConfig>(*this, done, shared.o(warpgroup));
+    } else if constexpr (kConfig.o_in_q()) {
       // One thread releases Q for all warps: a warp that still waited would miss the Q's phase.
       sync_warpgroup<kConfig>(*this);
     }
@@ -452,7 +455,7 @@ struct Consumer {
       while (true) {
         enter_tile();
         process_blocks();
-        if constexpr (kConfig.shape.own_o) release_q();
+        if constexpr (!kConfig.o_in_q()) release_q();
         const Finished done{tile, group_query()};
         if constexpr (kConfig.schedule.chain_tiles) {
           fetch_tile();
@@ -471,7 +474,7 @@ struct Consumer {
             pin(rO);
             pin(rP);
             release_v();
-            store_o<kConfig>(*this, done);
+            store_o<kConfig>(*this, done, shared.o(warpgroup));
             first_scores_wait();
             for (int i = 0; i < skipped; ++i) {
               wait_v();
@@ -483,10 +486,7 @@ struct Consumer {
         wait_v();
         issue_values();
         finish_rows<kConfig>(*this, done);
-        finish_values();
-        skip_left<kConfig>(*this);
-        store_o<kConfig>(*this, done);
-        if constexpr (!kConfig.shape.own_o) release_q();
+        finish_tile<kConfig>(*this, done);
         break;
       }
       if constexpr (!kConfig.schedule.chain_tiles) fetch_tile();

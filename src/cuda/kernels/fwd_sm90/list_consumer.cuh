@@ -111,7 +111,7 @@ struct RowBlock : Consumer<kConfig> {
     }
     const Finished done{Base::tile, Base::group_query()};
     finish_rows<kConfig>(*this, done);
-    store_o<kConfig>(*this, done);
+    store_o<kConfig>(*this, done, Base::shared.o(Base::warpgroup));
     Base::release_q();
   }
 };

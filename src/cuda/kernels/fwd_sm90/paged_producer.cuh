@@ -120,8 +120,8 @@ struct PagedProducer {
     constexpr int kAtATime = kConfig.shape.warpgroups > 2 ? 1 : kWarpRows / 4;
 #pragma unroll kAtATime
     for (int n = 0; n < kWarpRows / 4; ++n, at = four_rows_on(at)) {
-      const auto* row =
-          reinterpret_cast<const char*>(__shfl_sync(~0U, begin, 4 * n + lane / 8) + lane % 8 * 16);
+      const i64 at_lane = __shfl_sync(~0U, begin, 4 * n + lane / 8) + lane % 8 * 16;
+      const auto* row = __builtin_bit_cast(const char*, at_lane);
 #pragma unroll
       for (int p = 0; p < kCount; ++p)
         copy_async_16(at + p * kBlockN * kPanelRowBytes, row + p * kPanelRowBytes, 16);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90/scores.cuh"
+#include "cuda/kernels/fwd_sm90/skip.cuh"
 #include "cuda/tile/hopper/ptx/warpgroup.cuh"
 #include "cuda/tile/hopper/tma.cuh"
 
@@ -134,7 +135,7 @@ __forceinline__ void finish_rows(Consumer& c, const Finished& done) {
       if (stores && exists<kConfig>(c, done, r)) *to[r] = lse;
     }
   }
-  if constexpr (!kConfig.split) {
+  if constexpr (!kConfig.split && !kConfig.o_in_v()) {
     // O's staging place is free: own, when the tile before has been copied out; in Q's place,
     // when all four warps are done with Q.
     if (kConfig.shape.own_o && c.thread == 0) bulk_wait_read();
@@ -142,12 +143,12 @@ __forceinline__ void finish_rows(Consumer& c, const Finished& done) {
   }
 }
 
+/// O leaves by way of `sO` in shared memory.
 template <Config kConfig, class Consumer>
-__forceinline__ void store_o(Consumer& c, const Finished& done) {
+__forceinline__ void store_o(Consumer& c, const Finished& done, u32 sO) {
   if constexpr (kConfig.split) {
     store_parts<kConfig>(c, done);
   } else {
-    const u32 sO = c.shared.o(c.warpgroup);
     const int row = c.warp * 16 + c.lane % 16;
 #pragma unroll
     for (int k = 0; k < kConfig.head_dim_v / 16; ++k) {
@@ -194,6 +195,22 @@ __forceinline__ void store_parts(const Consumer& c, const Finished& done) {
       store_global_8(to + 8 * j, c.rO[4 * j + 2 * r] * c.scores.alpha[r],
                      c.rO[4 * j + 2 * r + 1] * c.scores.alpha[r]);
     }
+  }
+}
+
+/// Behind the last product: O leaves, and what it is staged in place of is free.
+template <Config kConfig, class Consumer>
+__forceinline__ void finish_tile(Consumer& c, const Finished& done) {
+  if constexpr (kConfig.o_in_v()) {
+    c.wait_values();
+    sync_warpgroup<kConfig>(c);  // all four warps are done with V
+    store_o<kConfig>(c, done, c.shared.v(static_cast<int>(c.rV.slot)));
+    c.release_v();
+  } else {
+    c.finish_values();
+    skip_left<kConfig>(c);
+    store_o<kConfig>(c, done, c.shared.o(c.warpgroup));
+    if constexpr (kConfig.o_in_q()) c.release_q();
   }
 }
 

@@ -222,7 +222,8 @@ struct Scores : HeldOptions<kConfig.options.any()>,
   }
   /// A thread's columns are 0, 1, 8, 9, 16, ... from its first one on.
   static constexpr __forceinline__ float column_of(int i) {
-    return static_cast<float>(8 * (i / 4) + i % 2);
+    const int column = 8 * (i / 4) + i % 2;
+    return static_cast<float>(column);
   }
 
   /// Subtracts factor * |i + Sk - Sq - j|. In float32: exact up to 2^24 keys, and rounded as the

@@ -97,7 +97,7 @@ struct Shared {
     }
     for (int i = 0; i < kConfig.shape.q_buffers * kWarpgroups; ++i) {
       mbarrier_init(q_full(0, i), 1);
-      mbarrier_init(q_empty(0, i), kConfig.shape.own_o ? 4 : 1);
+      mbarrier_init(q_empty(0, i), kConfig.o_in_q() ? 1 : 4);
     }
     for (int s = 0; s < kConfig.shape.bias_stages; ++s) {
       for (int i = 0; i < kConfig.box_barriers(); ++i) {
