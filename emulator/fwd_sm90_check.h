@@ -121,63 +121,165 @@ const cuda::FwdSm90Tile* compiled_tile(const Case& c, const Problem& p) {
 /// What makes a sample's rows of tiles (mask_maps.h).
 using MapSample = std::function<RunMap(int sample, const tile::Captures&)>;
 
-/// Whether the case was checked: a drawn one is left out where no tile has a compiled config.
-template <const auto& kConfigs>
-bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) {
-  std::mt19937 random(11);
-  Problem p = make_problem(c);
-  std::vector<int> cu_q = offsets(c.queries), cu_k = offsets(c.keys), key_lengths = c.keys;
-  const int batch = static_cast<int>(c.keys.size()), entries = c.packed ? 1 : batch;
-  const int rows_q = c.packed ? cu_q.back() + c.tail : static_cast<int>(p.seq_q);
-  const int rows_k = c.packed && !p.paged ? cu_k.back() + c.tail : static_cast<int>(p.seq_k);
-  Rows q(entries, c.heads_q, rows_q, c.dim, c.amplitude, random);
-  const int entries_k = p.paged ? batch : entries;
-  Rows k(entries_k, c.heads_k, rows_k, c.dim, c.amplitude, random);
-  Rows v(entries_k, c.heads_k, rows_k, c.dim_v, 1.0F, random);
-  Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
-  // What lies behind a length must not matter.
-  const bool has_lengths = c.lengths || p.paged;
-  for (int b = 0; b < batch && has_lengths; ++b) {
-    for (int j = c.keys[b]; j < rows_k; ++j) {
+/// Where a case's rows lie.
+struct Places {
+  std::vector<int> cu_q, cu_k, key_lengths;
+  int batch, entries, rows_q, rows_k;
+
+  Places(const Case& c, const Problem& p)
+      : cu_q(offsets(c.queries)),
+        cu_k(offsets(c.keys)),
+        key_lengths(c.keys),
+        batch(static_cast<int>(c.keys.size())),
+        entries(c.packed ? 1 : batch),
+        rows_q(c.packed ? cu_q.back() + c.tail : static_cast<int>(p.seq_q)),
+        rows_k(c.packed && !p.paged ? cu_k.back() + c.tail : static_cast<int>(p.seq_k)) {}
+};
+
+/// What lies behind a length must not matter.
+void hide_behind_lengths(const Case& c, const Places& at, Rows& k, Rows& v) {
+  for (int b = 0; b < at.batch; ++b) {
+    for (int j = c.keys[b]; j < at.rows_k; ++j) {
       for (int h = 0; h < c.heads_k; ++h) {
         std::fill_n(k.at(b, h, j), c.dim, kNan);
         std::fill_n(v.at(b, h, j), c.dim_v, kNan);
       }
     }
   }
-  std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN), slopes;
-  for (int h = 0; h < c.heads_q; ++h) slopes.push_back(static_cast<float>(slope(c, h)));
+}
+
+/// Keys that a bias of keys hides hold NaN. CONTRACT 10
+void hide_keys(const Case& c, const Bias& bias, Rows& k) {
+  if (c.bias == nullptr || c.bias->by_query || c.packed || c.heads_k != c.heads_q) return;
+  for (int b = 0; b < static_cast<int>(c.keys.size()); ++b) {
+    for (int h = 0; h < c.heads_k; ++h) {
+      for (int j = 0; j < c.keys[b]; ++j)
+        if (std::isinf(bias.at(b, h, 0, j))) std::fill_n(k.at(b, h, j), c.dim, kNan);
+    }
+  }
+}
+
+/// Offsets and lengths; packed tensors get a batch axis that does not move.
+void give_lengths(const Case& c, Places& at, Problem& p) {
+  p.total_q = at.rows_q;
+  p.total_k = at.rows_k;
+  if (c.packed) {
+    for (Tensor* t : {&p.q, &p.o, &p.lse}) t->sizes[0] = at.batch, t->strides[0] = 0;
+    p.cu_seqlens_q = Tensor::contiguous(at.cu_q.data(), DType::int32, {at.batch + 1}, p.device);
+  }
+  if (c.packed && !p.paged) {
+    for (Tensor* t : {&p.k, &p.v}) t->sizes[0] = at.batch, t->strides[0] = 0;
+    p.cu_seqlens_k = Tensor::contiguous(at.cu_k.data(), DType::int32, {at.batch + 1}, p.device);
+  }
+  if (c.lengths || p.paged)
+    p.key_lengths = Tensor::contiguous(at.key_lengths.data(), DType::int32, {at.batch}, p.device);
+}
+
+/// Memory of the parts of split keys.
+struct PartSums {
+  std::vector<float> o, m;
+  PartSums(const Case& c, const Places& at, int padded, Args& args) {
+    if (c.splits <= 1) return;
+    args.splits = c.splits;
+    args.part_rows = static_cast<long>(at.entries) * c.heads_q * at.rows_q;
+    o.assign(static_cast<std::size_t>(c.splits * args.part_rows * padded), NAN);
+    m.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
+    args.o_part = o.data();
+    args.m_part = m.data();
+  }
+};
+
+/// Slopes and sinks of heads.
+struct OfHeads {
+  std::vector<float> slopes, sinks;
+  OfHeads(const Case& c, Problem& p) {
+    for (int h = 0; h < c.heads_q; ++h) {
+      slopes.push_back(static_cast<float>(slope(c, h)));
+      sinks.push_back(sink(h));
+    }
+    if (c.alibi) {
+      p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
+      p.alibi_slopes.strides[0] = 0;
+    }
+    if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
+  }
+};
+
+/// The functions of the case's sample; null without one.
+std::unique_ptr<samples::Interpreted> give_functions(const Case& c, Problem& p) {
+  if (c.sample < 0) return nullptr;
+  auto of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
+  p.score_function = of->problem.score_function;
+  p.score_affine = of->problem.score_affine;
+  p.mask_function = of->problem.mask_function;
+  return of;
+}
+
+struct Errors {
+  double o = 0.0, lse = 0.0;
+
+  void report(const char* name) const {
+    // P and O are rounded to bf16: 2^-9 of the largest |V|, about 4, and as much again.
+    const bool good = o < 0.03 && lse < 1.0;
+    std::printf("%s %s: O off by %.4f, LSE by %.2f of its bound\n", good ? "ok" : "FAILED", name, o,
+                lse);
+    failures += good ? 0 : 1;
+  }
+};
+
+/// Rows of no sequence: zeros.
+void check_tail(const Case& c, const Places& at, Rows& o, const std::vector<float>& lse,
+                Errors& errors) {
+  for (int i = 0; i < c.tail; ++i) {
+    for (int h = 0; h < c.heads_q; ++h) {
+      for (int d = 0; d < c.dim_v; ++d) {
+        if (o.at(0, h, at.cu_q.back() + i)[d] != 0) errors.o = 1e9;
+      }
+      const float last = lse[static_cast<std::size_t>(h) * at.rows_q + at.rows_q - 1];
+      if (c.sinks && c.splits <= 1 && !std::isinf(last)) errors.lse = 1e9;
+    }
+  }
+}
+
+/// Calls f(row, its LSE) for the rows of all sequences.
+template <class F>
+void for_rows(const Case& c, const Places& at, bool paged, const std::vector<float>& lse, F f) {
+  for (int b = 0; b < at.batch; ++b) {
+    for (int h = 0; h < c.heads_q; ++h) {
+      for (int i = 0; i < c.queries[b]; ++i) {
+        const int entry = c.packed ? 0 : b, q_row = (c.packed ? at.cu_q[b] : 0) + i;
+        const int k_row = c.packed && !paged ? at.cu_k[b] : 0;
+        f(Row{entry, h, q_row, k_row, i, c.queries[b], c.keys[b], b},
+          lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * at.rows_q + q_row]);
+      }
+    }
+  }
+}
+
+/// Whether the case was checked: a drawn one is left out where no tile has a compiled config.
+template <const auto& kConfigs>
+bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) {
+  std::mt19937 random(11);
+  Problem p = make_problem(c);
+  Places at(c, p);
+  const int batch = at.batch, entries = at.entries, rows_q = at.rows_q, rows_k = at.rows_k;
+  Rows q(entries, c.heads_q, rows_q, c.dim, c.amplitude, random);
+  const int entries_k = p.paged ? batch : entries;
+  Rows k(entries_k, c.heads_k, rows_k, c.dim, c.amplitude, random);
+  Rows v(entries_k, c.heads_k, rows_k, c.dim_v, 1.0F, random);
+  Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
+  if (c.lengths || p.paged) hide_behind_lengths(c, at, k, v);
+  std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN);
   p.q = q.tensor(entries);
   p.k = k.tensor(entries_k);
   p.v = v.tensor(entries_k);
   p.o = o.tensor(entries);
   p.lse = Tensor::contiguous(lse.data(), DType::float32, {entries, c.heads_q, rows_q}, p.device);
-  p.total_q = rows_q;
-  p.total_k = rows_k;
-  if (c.packed) {
-    for (Tensor* t : {&p.q, &p.o, &p.lse}) t->sizes[0] = batch, t->strides[0] = 0;
-    p.cu_seqlens_q = Tensor::contiguous(cu_q.data(), DType::int32, {batch + 1}, p.device);
-  }
-  if (c.packed && !p.paged) {
-    for (Tensor* t : {&p.k, &p.v}) t->sizes[0] = batch, t->strides[0] = 0;
-    p.cu_seqlens_k = Tensor::contiguous(cu_k.data(), DType::int32, {batch + 1}, p.device);
-  }
-  if (has_lengths)
-    p.key_lengths = Tensor::contiguous(key_lengths.data(), DType::int32, {batch}, p.device);
+  give_lengths(c, at, p);
   Pools pools(c, k, v, random);
   pools.give(p);
-  if (c.alibi) {
-    p.alibi_slopes = Tensor::contiguous(slopes.data(), DType::float32, {1, c.heads_q}, p.device);
-    p.alibi_slopes.strides[0] = 0;
-  }
-
-  std::unique_ptr<samples::Interpreted> of;
-  if (c.sample >= 0) {
-    of = std::make_unique<samples::Interpreted>(samples::kSamples[c.sample]);
-    p.score_function = of->problem.score_function;
-    p.score_affine = of->problem.score_affine;
-    p.mask_function = of->problem.mask_function;
-  }
+  const OfHeads of_heads(c, p);
+  const auto of = give_functions(c, p);
   const auto seen = [&](int b, int i, int j) {
     const KeyRange range = p.visible_keys({0, c.queries[b], 0, c.keys[b]}, i);
     // With functions a block is flagged full where they show all of it.
@@ -201,18 +303,9 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   mask.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   Bias bias(c.bias, batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
   bias.give(p, c.packed ? 1 : batch, c.heads_q, rows_q, static_cast<int>(p.seq_k));
-  // Keys that a bias of keys hides hold NaN. CONTRACT 10
-  for (int b = 0; b < batch && c.bias != nullptr && !c.bias->by_query && !c.packed; ++b) {
-    for (int h = 0; h < c.heads_k && c.heads_k == c.heads_q; ++h) {
-      for (int j = 0; j < c.keys[b]; ++j)
-        if (std::isinf(bias.at(b, h, 0, j))) std::fill_n(k.at(b, h, j), c.dim, kNan);
-    }
-  }
-  std::vector<float> sinks;
-  for (int h = 0; h < c.heads_q; ++h) sinks.push_back(sink(h));
+  hide_keys(c, bias, k);
   TreeWords tree(batch, c.tree ? static_cast<int>(p.seq_q) : 0);
   tree.give(p);
-  if (c.sinks) p.sinks = Tensor::contiguous(sinks.data(), DType::float32, {c.heads_q}, p.device);
   const cuda::FwdSm90Tile* known = drawn ? compiled_tile<kConfigs>(c, p) : &pick_tile(c, p);
   if (known == nullptr) return false;
   const cuda::FwdSm90Tile& tile = *known;
@@ -235,50 +328,21 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   args.tiles = args.order.blocks * args.order.heads;
   unsigned long long word = 0x123456789abcdefULL;
   args.counter = {&word, 77};
-  std::vector<float> o_part, m_part;
-  if (split) {
-    args.splits = c.splits;
-    args.part_rows = static_cast<long>(entries) * c.heads_q * rows_q;
-    o_part.assign(static_cast<std::size_t>(c.splits * args.part_rows * config.head_dim_v), NAN);
-    m_part.assign(static_cast<std::size_t>(2 * c.splits * args.part_rows), NAN);
-    args.o_part = o_part.data();
-    args.m_part = m_part.data();
-  }
+  const PartSums parts(c, at, config.head_dim_v, args);
   tile::Options options = cuda::kernel_options(p, bits.bits);
   if (config.boxes_bias()) options.bias_tiles = bias_tiles(bias, 64);
   const RowBlocks found(c, rows_q, tile.block_m());
   run_kernel<kConfigs>(config, args, cuda::captures_of(p), options, found.args(args));
   if (split) merge(c, args, config.head_dim_v, rows_q, o, lse);
 
-  double o_error = 0.0, lse_error = 0.0;
-  for (int b = 0; b < batch; ++b) {
-    for (int h = 0; h < c.heads_q; ++h) {
-      for (int i = 0; i < c.queries[b]; ++i) {
-        const int entry = c.packed ? 0 : b, q_row = (c.packed ? cu_q[b] : 0) + i;
-        compare(
-            c, lists, mask, bias, of.get(),
-            {entry, h, q_row, c.packed && !p.paged ? cu_k[b] : 0, i, c.queries[b], c.keys[b], b}, q,
-            k, v, o, lse[(static_cast<std::size_t>(entry) * c.heads_q + h) * rows_q + q_row],
-            o_error, lse_error);
-      }
-    }
-  }
-  for (int i = 0; i < c.tail; ++i) {  // rows of no sequence: zeros
-    for (int h = 0; h < c.heads_q; ++h) {
-      for (int d = 0; d < c.dim_v; ++d) {
-        if (o.at(0, h, cu_q.back() + i)[d] != 0) o_error = 1e9;
-      }
-      if (c.sinks && !split && !std::isinf(lse[static_cast<std::size_t>(h) * rows_q + rows_q - 1]))
-        lse_error = 1e9;
-    }
-  }
-  if (config.schedule.dynamic && word != 0) lse_error = 1e9;  // the counter is left as it must be
-  if (!o.is_intact_around()) o_error = 1e9;
-  // P and O are rounded to bf16: 2^-9 of the largest |V|, about 4, and as much again.
-  const bool good = o_error < 0.03 && lse_error < 1.0;
-  std::printf("%s %s: O off by %.4f, LSE by %.2f of its bound\n", good ? "ok" : "FAILED", c.name,
-              o_error, lse_error);
-  failures += good ? 0 : 1;
+  Errors errors;
+  for_rows(c, at, p.paged, lse, [&](const Row& row, float of_row) {
+    compare(c, lists, mask, bias, of.get(), row, q, k, v, o, of_row, errors.o, errors.lse);
+  });
+  check_tail(c, at, o, lse, errors);
+  if (config.schedule.dynamic && word != 0) errors.lse = 1e9;  // the counter is left as it must be
+  if (!o.is_intact_around()) errors.o = 1e9;
+  errors.report(c.name);
   return true;
 }
 
