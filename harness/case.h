@@ -212,6 +212,16 @@ Case random_case(std::uint64_t seed, std::int64_t index, std::int64_t variants =
 /// The same problem with a random block list: blocks of 1 to 320 rows and keys, the same in all
 /// variants.
 Case random_list_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
+/// Thousands of rows or keys, or more heads than a GPU has multiprocessors, but at most about
+/// 2^17 pairs: bands, block lists, short lengths in long tensors, few queries, few keys, many short
+/// heads, many documents.
+Case random_sparse_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
+/// Few queries on many keys, half of them in pages.
+Case random_served_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
+/// Lists with blocks of 64 keys.
+Case random_half_block_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
+/// Multi-head latent attention, absorbed: 576 columns of K, of which V is the first 512.
+Case random_latent_case(std::uint64_t seed, std::int64_t index, std::int64_t variants = 1);
 
 /// The folder of the case files: TILEWISE_CASES_DIR in the environment, else `fallback`.
 std::string cases_dir(std::string_view fallback);

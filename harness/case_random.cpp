@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <initializer_list>
 #include <utility>
 
 #include "harness/case.h"
-#include "problem/philox.h"
+#include "harness/case_draws.h"
+#include "harness/draw.h"
 
 namespace tilewise {
 namespace {
@@ -14,39 +14,6 @@ namespace {
 /// Scores of all heads of one problem: what the reference takes milliseconds for. Half as many
 /// where the head dims pass 128.
 constexpr std::int64_t kMostPairs = std::int64_t{1} << 17;
-
-/// The random choices of one problem, one after another.
-class Draw {
- public:
-  Draw(std::uint64_t seed, std::int64_t index)
-      : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)},
-        index_(static_cast<std::uint64_t>(index)) {}
-
-  /// In [begin, end].
-  std::int64_t between(std::int64_t begin, std::int64_t end) {
-    return begin + static_cast<std::int64_t>(word() % static_cast<std::uint64_t>(end - begin + 1));
-  }
-  bool percent(std::int64_t share) { return between(1, 100) <= share; }
-  template <class Value>
-  Value one_of(std::initializer_list<Value> values) {
-    return values.begin()[between(0, static_cast<std::int64_t>(values.size()) - 1)];
-  }
-
- private:
-  PhiloxKey key_;
-  std::uint64_t index_;
-  std::uint32_t count_ = 0;
-  PhiloxCounter words_{};
-
-  std::uint32_t word() {
-    if (count_ % 4 == 0) {
-      words_ = philox4x32_10({static_cast<std::uint32_t>(index_),
-                              static_cast<std::uint32_t>(index_ >> 32), count_ / 4, 0x72616E64U},
-                             key_);
-    }
-    return words_[count_++ % 4];
-  }
-};
 
 /// Few rows, any number, and what lies around the edges of tiles.
 std::int64_t length(Draw& draw) {
@@ -66,8 +33,8 @@ std::int64_t head_dim(Draw& draw, std::int64_t begin, std::int64_t end) {
   return draw.percent(50) ? dim : (dim + 7) / 8 * 8;
 }
 
-/// Type and head dims: few of them in problems that follow each other, because on a GPU each is a
-/// set of kernels to compile. One in three is above 128; one in four has a Dv of its own.
+}  // namespace
+
 void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
   constexpr std::int64_t kTogether = 512, kTypes = 3, kWide = 128, kMostDim = 256;
   const std::int64_t type = draw.between(0, kTypes - 1);
@@ -83,6 +50,8 @@ void draw_type(std::uint64_t seed, std::int64_t index, Draw& draw, Case& c) {
   }
   c.head_dim_v = of_type.percent(75) ? c.head_dim : head_dim(of_type, 1, kMostDim);
 }
+
+namespace {
 
 enum class MaskForm : std::uint8_t {
   none,
@@ -279,6 +248,8 @@ void draw_values(Draw& draw, bool general, Case& c) {
   }
 }
 
+}  // namespace
+
 void draw_scores(Draw& draw, Draw& of_values, Case& c) {
   const std::int64_t form = draw.between(0, 8);
   const bool has_bias = form == 3 || form == 7;
@@ -319,6 +290,8 @@ void draw_memory(Draw& draw, Case& c) {
   c.d_lse = c.backward && draw.percent(20);
   if (draw.percent(10)) c.q.scale = c.k.scale = draw.one_of({3.0, 0.2});
 }
+
+namespace {
 
 /// Some packed cases get pages. Draws of its own keep the other cases what they are.
 void draw_pages(std::uint64_t seed, std::int64_t index, Case& c) {

@@ -30,17 +30,15 @@ std::int64_t moved(std::int64_t bound, std::int64_t delta) {
 }  // namespace
 
 double reference_work(const Problem& p) {
-  double work = 0.0;
-  if (!p.packed) {
-    work =
-        static_cast<double>(p.batch) * static_cast<double>(p.seq_q) * static_cast<double>(p.seq_k);
-  } else {
-    for (std::int64_t b = 0; b < p.batch; ++b) {
-      const Sequence s = p.sequence(b);
-      work += static_cast<double>(s.q_length) * static_cast<double>(s.k_length);
+  double pairs = 0.0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = p.sequence(b);
+    for (std::int64_t i = 0; i < s.q_length; ++i) {
+      const KeyRange keys = p.visible_keys(s, i);
+      pairs += static_cast<double>(keys.end - keys.begin);
     }
   }
-  return work * static_cast<double>(p.heads_q) * static_cast<double>(p.head_dim + p.head_dim_v);
+  return pairs * static_cast<double>(p.heads_q) * static_cast<double>(p.head_dim + p.head_dim_v);
 }
 
 bool can_sample(const Problem& p) {

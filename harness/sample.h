@@ -16,7 +16,7 @@ struct Sample {
   std::int64_t row_begin = 0, row_end = 0;
 };
 
-/// Multiply-adds of one forward, all pairs counted.
+/// Multiply-adds of one forward, over the pairs that positions and lengths leave.
 double reference_work(const Problem& problem);
 
 /// Whether parts of the problem are problems of their own: not with options that depend on absolute

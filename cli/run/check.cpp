@@ -28,7 +28,7 @@ constexpr double kNoLimit = 1e9;  ///< seconds
 struct CheckFlags {
   bool smoke = false, conformance = false, three_way = false, expressions = false, seeds = false;
   bool edge = false, large = false, all = false;
-  bool lists = false;
+  bool lists = false, sparse = false;
   std::string kernel, implementation, format, output;
   std::vector<std::string> cases;
   std::uint64_t seed = 1;
@@ -76,6 +76,21 @@ bool is_taken(const Case& problem, const std::vector<const KernelRow*>& rows, De
   });
 }
 
+/// The n-th draw. Some rows take problems of one kind only, which are not among the others.
+Case random_problem(const CheckFlags& flags, std::int64_t n) {
+  constexpr std::int64_t kSparseShare = 16, kFirstSparse = 2, kServedShare = 2;
+  const std::int64_t kind = n / flags.variants;
+  if (flags.kernel == "flash_mla_sm90") return random_latent_case(flags.seed, n, flags.variants);
+  if (flags.kernel == "flash_bwd_passing_sm90")
+    return random_half_block_case(flags.seed, n, flags.variants);
+  if (flags.lists) return random_list_case(flags.seed, n, flags.variants);
+  if (flags.kernel == "flash_decode_sm90" && kind % kServedShare == 1)
+    return random_served_case(flags.seed, n, flags.variants);
+  if (flags.sparse || kind % kSparseShare == kFirstSparse)
+    return random_sparse_case(flags.seed, n, flags.variants);
+  return random_case(flags.seed, n, flags.variants);
+}
+
 /// --random: problems that the rows take. After kMostDraws for each without so many, what there is;
 /// kLeastKinds are eight times as many as follow each other with few types and head dims.
 std::vector<Case> random_cases(const CheckFlags& flags, const std::vector<const KernelRow*>& rows,
@@ -85,8 +100,7 @@ std::vector<Case> random_cases(const CheckFlags& flags, const std::vector<const 
   std::vector<Case> cases;
   for (std::int64_t n = 0; n / flags.variants < kinds; ++n) {
     if (std::ssize(cases) == flags.random) break;
-    Case c = flags.lists ? random_list_case(flags.seed, n, flags.variants)
-                         : random_case(flags.seed, n, flags.variants);
+    Case c = random_problem(flags, n);
     if (is_taken(c, rows, device)) cases.push_back(std::move(c));
   }
   return cases;
@@ -269,6 +283,7 @@ int check_text(const CheckFlags& flags) {
 
 int check(const CheckFlags& flags) {
   if (flags.random == 0 && flags.lists) throw BadInput("--lists: expected --random beside it");
+  if (flags.random == 0 && flags.sparse) throw BadInput("--sparse: expected --random beside it");
   if (flags.random == 0 && flags.variants > 1)
     throw BadInput("--variants: expected --random beside it");
   if (flags.formulas == 0 && flags.seconds < kNoLimit)
@@ -346,6 +361,10 @@ void add_check(CLI::App& program, int& exit_code) {
       ->group(sets)
       ->option_text("S");
   app->add_flag("--lists", flags->lists, "with --random: give each problem a block list")
+      ->group(sets);
+  app->add_flag("--sparse", flags->sparse,
+                "with --random: only long problems of few pairs and many short heads, which are "
+                "one in sixteen else")
       ->group(sets);
   app->add_option("--case", flags->cases,
                   "one problem as a case line (see cases/README.md); repeatable")

@@ -1,5 +1,7 @@
 #include "reference/logits.h"
 
+#include <algorithm>
+
 #include "problem/arguments.h"
 #include "problem/blocks.h"
 #include "reference/elements.h"
@@ -23,6 +25,12 @@ ScoreTile one_score(const Head& head, std::int64_t i, std::int64_t j, float& sco
           .j0 = j};
 }
 
+/// The score's program, of backward with its gradient; null without.
+const expression::Program* score_program(const Problem& p) {
+  if (p.score_gradient != nullptr) return &p.score_gradient->program;
+  return p.score_function.program.get();
+}
+
 std::int64_t integer(const Tensor& t, std::int64_t offset) {
   return static_cast<std::int64_t>(load(t, offset));
 }
@@ -43,49 +51,59 @@ Head::Head(const Problem& p, std::int64_t batch_entry, std::int64_t head)
                               const expression::Function& function) {
     return std::make_unique<expression::Interpreter>(program, function.captures);
   };
-  if (p.score_function.defined()) {
-    const bool backward = p.score_gradient != nullptr;
-    score = interpreter(backward ? p.score_gradient->program : *p.score_function.program,
-                        p.score_function);
-  }
+  const expression::Program* program = score_program(p);
+  if (program != nullptr) score = interpreter(*program, p.score_function);
   if (p.mask_function.defined()) mask = interpreter(*p.mask_function.program, p.mask_function);
 }
 
 Visibility::Visibility(const Head& head) : head_(head) {}
 
-void Visibility::start_row(std::int64_t i) {
-  i_ = i;
-  range_ = head_.problem.visible_keys(head_.sequence, i);
+const std::vector<std::int64_t>& Visibility::of_row(std::int64_t i) {
+  keys_.clear();
+  const KeyRange range = head_.problem.visible_keys(head_.sequence, i);
+  if (head_.problem.block_list.defined()) {
+    add_listed(i, range);
+  } else {
+    add_shown(i, range.begin, range.end);
+  }
+  return keys_;
+}
+
+void Visibility::add_listed(std::int64_t i, KeyRange range) {
   const BlockList& list = head_.problem.block_list;
-  if (!list.defined()) return;
   blocks_.assign(static_cast<std::size_t>(ceil_div(head_.problem.seq_k, list.block_k)),
                  Block::hidden);
   const Tensor& offsets = list.row_offsets;
   const std::int64_t at = head_.b * offsets.strides[0] + head_.h * offsets.strides[1] +
                           i / list.block_q * offsets.strides[2];
-  const std::int64_t end = integer(offsets, at + offsets.strides[2]);
-  for (std::int64_t pair = integer(offsets, at); pair < end; ++pair) {
+  const std::int64_t last = integer(offsets, at + offsets.strides[2]);
+  for (std::int64_t pair = integer(offsets, at); pair < last; ++pair) {
     const bool full = list.block_full.defined() &&
                       load(list.block_full, pair * list.block_full.strides[0]) != 0.0;
     const std::int64_t block = integer(list.block_index, pair * list.block_index.strides[0]);
     blocks_[static_cast<std::size_t>(block)] = full ? Block::full : Block::partial;
   }
+  for (std::size_t n = 0; n < blocks_.size(); ++n) {
+    const std::int64_t begin = static_cast<std::int64_t>(n) * list.block_k;
+    const std::int64_t end = std::min(begin + list.block_k, head_.sequence.k_length);
+    if (blocks_[n] == Block::partial)
+      add_shown(i, std::max(begin, range.begin), std::min(end, range.end));
+    // The caller's promise: no other mask hides anything here.
+    for (std::int64_t j = begin; blocks_[n] == Block::full && j < end; ++j) keys_.push_back(j);
+  }
 }
 
-bool Visibility::sees(std::int64_t j) const {
+/// Those of [begin, end) that masks by value show.
+void Visibility::add_shown(std::int64_t i, std::int64_t begin, std::int64_t end) {
   const Problem& p = head_.problem;
-  if (!blocks_.empty()) {
-    const Block block = blocks_[static_cast<std::size_t>(j / p.block_list.block_k)];
-    if (block == Block::hidden) return false;
-    if (block == Block::full)
-      return true;  // the caller's promise: no other mask hides anything here
+  for (std::int64_t j = begin; j < end; ++j) {
+    if (head_.mask != nullptr) {
+      head_.mask->turn_to(head_.point(i, j));
+      if (!head_.mask->boolean(p.mask_function.program->result)) continue;
+    }
+    if (p.mask.defined() && load(p.mask, pair_offset(p.mask, head_, i, j)) == 0.0) continue;
+    keys_.push_back(j);
   }
-  if (j < range_.begin || j >= range_.end) return false;
-  if (head_.mask != nullptr) {
-    head_.mask->turn_to(head_.point(i_, j));
-    if (!head_.mask->boolean(p.mask_function.program->result)) return false;
-  }
-  return !p.mask.defined() || load(p.mask, pair_offset(p.mask, head_, i_, j)) != 0.0;
 }
 
 double bias_at(const Head& head, std::int64_t i, std::int64_t j) {
@@ -99,10 +117,8 @@ float apply_score_mod(const Head& head, std::int64_t i, std::int64_t j, float x)
 }
 
 double score_at(const Head& head, std::int64_t i, std::int64_t j, double x) {
-  const Problem& p = head.problem;
   head.score->turn_to(head.point(i, j, x));
-  return head.score->real(p.score_gradient != nullptr ? p.score_gradient->program.result
-                                                      : p.score_function.program->result);
+  return head.score->real(score_program(head.problem)->result);
 }
 
 double score_slope(const Head& head, std::int64_t i, std::int64_t j, double x) {

@@ -44,18 +44,18 @@ struct Head {
 class Visibility {
  public:
   explicit Visibility(const Head& head);
-  /// Turns to query i; sees() then answers for it.
-  void start_row(std::int64_t i);
-  /// `j` is below the sequence's key length.
-  bool sees(std::int64_t j) const;
+  /// The keys that query i sees, ascending. Costs as much as positions and the block list leave.
+  const std::vector<std::int64_t>& of_row(std::int64_t i);
 
  private:
   enum class Block : std::uint8_t { hidden, partial, full };
 
   const Head& head_;
-  std::int64_t i_ = 0;
-  KeyRange range_;             ///< by position
-  std::vector<Block> blocks_;  ///< of the row's query block; empty without a block list
+  std::vector<Block> blocks_;  ///< of the row's query block
+  std::vector<std::int64_t> keys_;
+
+  void add_listed(std::int64_t i, KeyRange range);
+  void add_shown(std::int64_t i, std::int64_t begin, std::int64_t end);
 };
 
 /// The stages of one logit; backward needs them all.

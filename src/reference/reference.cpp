@@ -37,16 +37,20 @@ struct RowSum {
   double probability(double y) const { return std::exp(y - m) / l; }     // (F6)
 };
 
+/// A key that a query sees.
+struct Pair {
+  std::int64_t j;
+  Logit<double> logit;
+};
+
 /// Sums up a row. The maximum is an actual logit, so that l >= 1: l = 0 means that nothing was
 /// seen. A NaN that is seen makes l NaN.
-RowSum sum_row(const std::vector<Logit<double>>& row, double sink) {
+RowSum sum_row(const std::vector<Pair>& row, double sink) {
   RowSum sum;
   sum.m = sink;
-  for (const auto& logit : row) sum.m = std::fmax(sum.m, logit.y);
+  for (const Pair& pair : row) sum.m = std::fmax(sum.m, pair.logit.y);
   if (sink != -kInfinity) sum.l += std::exp(sink - sum.m);
-  for (const auto& logit : row) {
-    if (!logit.hidden()) sum.l += std::exp(logit.y - sum.m);
-  }
+  for (const Pair& pair : row) sum.l += std::exp(pair.logit.y - sum.m);
   return sum;
 }
 
@@ -54,11 +58,7 @@ RowSum sum_row(const std::vector<Logit<double>>& row, double sink) {
 class HeadRows {
  public:
   HeadRows(const Problem& problem, const Arrays& arrays, std::int64_t b, std::int64_t h)
-      : head_(problem, b, h),
-        a_(arrays),
-        visibility_(head_),
-        dropout_(problem.dropout),
-        row_(static_cast<std::size_t>(head_.sequence.k_length)) {}
+      : head_(problem, b, h), a_(arrays), visibility_(head_), dropout_(problem.dropout) {}
 
   HeadRows(const HeadRows&) = delete;
   HeadRows& operator=(const HeadRows&) = delete;
@@ -68,24 +68,20 @@ class HeadRows {
   /// (F1) to (F5): logits and LSE of query i.
   void start_row(std::int64_t i) {
     const Problem& p = head_.problem;
-    visibility_.start_row(i);
     const double* q = query(a_.q, i);
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      if (visibility_.sees(j)) {
-        const double s = p.scale64 * dot(q, key(a_.k, j), p.head_dim);  // (F1)
-        logit(j) = make_logit(head_, i, j, s);                          // (F2) to (F4)
-      } else {
-        logit(j) = {};
-      }
+    row_.clear();
+    for (const std::int64_t j : visibility_.of_row(i)) {
+      const double s = p.scale64 * dot(q, key(a_.k, j), p.head_dim);  // (F1)
+      const Logit<double> logit = make_logit(head_, i, j, s);         // (F2) to (F4)
+      if (!logit.hidden()) row_.push_back({j, logit});
     }
     sum_ = sum_row(row_, head_.sink);
   }
 
   /// (F14): O of query i, added to `o`.
   void add_output(std::int64_t i, double* o) const {
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      if (logit(j).hidden()) continue;
-      const double weight = keep_factor(i, j) * sum_.probability(logit(j).y);
+    for (const auto& [j, logit] : row_) {
+      const double weight = keep_factor(i, j) * sum_.probability(logit.y);
       add_scaled(o, weight, key(a_.v, j), head_.problem.head_dim_v);
     }
   }
@@ -99,20 +95,17 @@ class HeadRows {
     std::vector<double> o(static_cast<std::size_t>(p.head_dim_v));
     add_output(i, o.data());
     // A row that sees no key has O = 0, and its dO is ignored, even NaN: CONTRACT 3.
-    const bool sees =
-        std::any_of(row_.begin(), row_.end(), [](const auto& x) { return !x.hidden(); });
-    const double delta = sees ? dot(d_o, o.data(), p.head_dim_v) : 0.0;  // (B2)
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      if (logit(j).hidden()) continue;
+    const double delta = !row_.empty() ? dot(d_o, o.data(), p.head_dim_v) : 0.0;  // (B2)
+    for (const auto& [j, logit] : row_) {
       const double z = keep_factor(i, j);
-      const double prob = sum_.probability(logit(j).y);                // (B1)
+      const double prob = sum_.probability(logit.y);                   // (B1)
       add_scaled(key(a_.dv, j), z * prob, d_o, p.head_dim_v);          // (B3)
       const double d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);  // (B4)
       const double dy = prob * (d_prob - delta + d_lse);               // (B5)
-      const double dx = dy * mod_derivative(head_, i, j, logit(j));    // (B6)
+      const double dx = dy * mod_derivative(head_, i, j, logit);       // (B6)
       add_capture_gradients(dy);
       if (p.dbias.defined()) a_.dbias.at(head_.b, head_.h, head_.sequence.q_begin + i, j) += dx;
-      const double ds = dx * cap_derivative(head_, logit(j));                 // (B7)
+      const double ds = dx * cap_derivative(head_, logit);                    // (B7)
       add_scaled(query(a_.dq, i), p.scale64 * ds, key(a_.k, j), p.head_dim);  // (B8)
       add_scaled(key(a_.dk, j), p.scale64 * ds, q, p.head_dim);               // (B9)
     }
@@ -129,12 +122,9 @@ class HeadRows {
   }
 
  private:
-  std::int64_t keys() const { return head_.sequence.k_length; }
   double* key(const Array& array, std::int64_t j) const {
     return array.row(head_.b, head_.h_k, head_.sequence.k_begin + j);
   }
-  Logit<double>& logit(std::int64_t j) { return row_[static_cast<std::size_t>(j)]; }
-  const Logit<double>& logit(std::int64_t j) const { return row_[static_cast<std::size_t>(j)]; }
   /// (B11): what the pair whose derivative was just taken adds to captured tensors.
   void add_capture_gradients(double dy) const {
     if (head_.problem.dcaptures.empty()) return;
@@ -153,7 +143,7 @@ class HeadRows {
   const Arrays& a_;
   Visibility visibility_;
   DropoutMask dropout_;
-  std::vector<Logit<double>> row_;
+  std::vector<Pair> row_;  ///< what the query sees, by key
   RowSum sum_;
 };
 

@@ -37,16 +37,18 @@ void add_scaled(double* y, float a, const double* x, std::int64_t n) {
   for (std::int64_t d = 0; d < n; ++d) add(y[d], a * static_cast<float>(x[d]));
 }
 
+/// A key that a query sees.
+struct Pair {
+  std::int64_t j;
+  Logit<float> logit;
+  float prob;  ///< P in the input type
+};
+
 /// One query head, row by row, as reference.cpp has it in float64.
 class HeadRows {
  public:
   HeadRows(const Problem& problem, const Arrays& arrays, std::int64_t b, std::int64_t h)
-      : head_(problem, b, h),
-        a_(arrays),
-        visibility_(head_),
-        dropout_(problem.dropout),
-        row_(static_cast<std::size_t>(head_.sequence.k_length)),
-        probs_(row_.size()) {}
+      : head_(problem, b, h), a_(arrays), visibility_(head_), dropout_(problem.dropout) {}
   HeadRows(const HeadRows&) = delete;
   HeadRows& operator=(const HeadRows&) = delete;
 
@@ -55,23 +57,19 @@ class HeadRows {
   /// (F1) to (F6) for query i: S and P in the input type. Returns LSE.
   float start_row(std::int64_t i) {
     const Problem& p = head_.problem;
-    visibility_.start_row(i);
     float m = static_cast<float>(head_.sink);
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      Logit<float>& logit = row_[at(j)];
-      logit = {};
-      if (!visibility_.sees(j)) continue;
-      logit = make_logit(head_, i, j, p.scale * dot(query(a_.q, i), key(a_.k, j), p.head_dim));
+    row_.clear();
+    for (const std::int64_t j : visibility_.of_row(i)) {
+      Logit<float> logit =
+          make_logit(head_, i, j, p.scale * dot(query(a_.q, i), key(a_.k, j), p.head_dim));
       logit.y = round_kept(p.dtype, logit.y);
+      if (logit.hidden()) continue;
       m = std::fmax(m, logit.y);
+      row_.push_back({j, logit, 0.0F});
     }
     float l = std::isinf(head_.sink) ? 0.0F : std::exp(static_cast<float>(head_.sink) - m);
-    for (const auto& logit : row_) {
-      if (!logit.hidden()) l += std::exp(logit.y - m);
-    }
-    for (std::size_t j = 0; j < row_.size(); ++j) {
-      probs_[j] = row_[j].hidden() ? 0.0F : round_kept(p.dtype, std::exp(row_[j].y - m) / l);
-    }
+    for (const Pair& pair : row_) l += std::exp(pair.logit.y - m);
+    for (Pair& pair : row_) pair.prob = round_kept(p.dtype, std::exp(pair.logit.y - m) / l);
     sink_prob_ = std::isinf(head_.sink) ? 0.0F : std::exp(static_cast<float>(head_.sink) - m) / l;
     return l == 0.0F ? -kInfinity : m + std::log(l);
   }
@@ -79,9 +77,8 @@ class HeadRows {
   /// (F14)
   void add_output(std::int64_t i, double* o) const {
     const Problem& p = head_.problem;
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      if (row_[at(j)].hidden()) continue;
-      add_scaled(o, factor(keep_factor(i, j) * probs_[at(j)]), key(a_.v, j), p.head_dim_v);
+    for (const auto& [j, logit, prob] : row_) {
+      add_scaled(o, factor(keep_factor(i, j) * prob), key(a_.v, j), p.head_dim_v);
     }
   }
 
@@ -93,13 +90,11 @@ class HeadRows {
     std::vector<double> o(static_cast<std::size_t>(p.head_dim_v));
     add_output(i, o.data());
     const float delta = dot(d_o, o.data(), p.head_dim_v);
-    for (std::int64_t j = 0; j < keys(); ++j) {
-      const Logit<float>& logit = row_[at(j)];
-      if (logit.hidden()) continue;
+    for (const auto& [j, logit, prob] : row_) {
       const float z = keep_factor(i, j);
-      add_scaled(key(a_.dv, j), factor(z * probs_[at(j)]), d_o, p.head_dim_v);
+      add_scaled(key(a_.dv, j), factor(z * prob), d_o, p.head_dim_v);
       const float d_prob = z * dot(d_o, key(a_.v, j), p.head_dim_v);
-      const float dy = probs_[at(j)] * (d_prob - delta + d_lse);
+      const float dy = prob * (d_prob - delta + d_lse);
       const float dx = dy * mod_derivative(head_, i, j, logit);
       add_capture_gradients(dy);
       if (p.dbias.defined()) {
@@ -117,8 +112,6 @@ class HeadRows {
   }
 
  private:
-  static std::size_t at(std::int64_t j) { return static_cast<std::size_t>(j); }
-  std::int64_t keys() const { return head_.sequence.k_length; }
   double* key(const Array& array, std::int64_t j) const {
     return array.row(head_.b, head_.h_k, head_.sequence.k_begin + j);
   }
@@ -142,8 +135,7 @@ class HeadRows {
   const Arrays& a_;
   Visibility visibility_;
   DropoutMask dropout_;
-  std::vector<Logit<float>> row_;
-  std::vector<float> probs_;
+  std::vector<Pair> row_;  ///< what the query sees, by key
   float sink_prob_ = 0.0F;
 };
 

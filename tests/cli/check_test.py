@@ -47,6 +47,8 @@ class Check(CliTest):
         document = json.loads(self.ok(*args, "--format", "json"))
         (row,) = document["rows"]
         self.assertEqual(row["passed"] + row["skipped"], 12)
+        document = json.loads(self.ok(*args[:2], "2", *args[3:], "--sparse", "--format", "json"))
+        self.assertEqual(document["rows"][0]["failed"], 0)
         self.fails(BAD_INPUT, "check", "--random", "-1")
         self.fails(BAD_INPUT, "check", "--formulas", "-1")
         self.assertIn("need a GPU", self.fails(UNSUPPORTED, "check", "--formulas", "5"))
@@ -70,7 +72,7 @@ class Check(CliTest):
         self.assertEqual(wrong.stderr.count("query heads"), 1)
 
     def test_flags_of_random_problems_alone(self) -> None:
-        for flags in (["--lists"], ["--variants", "3"]):
+        for flags in (["--lists"], ["--sparse"], ["--variants", "3"]):
             alone = run("check", "--smoke", *flags)
             self.assertEqual(alone.returncode, BAD_INPUT)
             self.assertIn(f"{flags[0]}: expected --random", alone.stderr)

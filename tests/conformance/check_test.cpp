@@ -91,7 +91,7 @@ TEST(Check, LargeProblemsAreSampled) {
   options.max_work = 2e4;
   for (const char* line :
        {"b2 h4/2 q50 k70 d16 causal", "b3 h2 q70 k50 d16 bf16 causal lengths=50,0,9",
-        "b2 h2 s64 d16 window=9,0 layout=bshd"}) {
+        "b2 h2 s64 d16 window=9,0 layout=bshd", "b2 h2 s64 d16 nolse dlse"}) {
     for (const KernelRow& candidate : kernel_table()) {
       if (candidate.device != DeviceType::cpu) continue;
       const CheckResult result = check_case(candidate, parse_case(line), options);

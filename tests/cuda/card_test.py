@@ -27,7 +27,7 @@ RANDOM = {
     "flash_fwd_sm80": (2, 2),
     "flash_bwd_sm80": (2, 4),
 }
-# check --random draws no head dim that this row takes.
+# Pages, a sequence without keys, and parts of keys.
 LATENT = "b3 h16/1 q2 k192 lengths=192,0,67 paged=64 causal d576 dv512 bf16 layout=latent pass=fwd"
 
 

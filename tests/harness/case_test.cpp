@@ -364,5 +364,81 @@ TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {
   EXPECT_LT(unequal, 300);
 }
 
+/// Pairs that positions, lengths and the density of a list leave, and tiles of 128 rows or keys.
+struct Extent {
+  double pairs = 0.0;
+  std::int64_t longest_q = 0, longest_k = 0;
+};
+
+Extent extent(const Case& c) {
+  Extent e;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    const auto n = static_cast<std::size_t>(b);
+    const std::int64_t rows = c.packed ? c.packed->q_lengths[n] : c.seq_q;
+    const std::int64_t keys = c.packed                ? c.packed->k_lengths[n]
+                              : c.key_lengths.empty() ? c.seq_k
+                                                      : c.key_lengths[n];
+    double width = static_cast<double>(keys);
+    if (c.window.left && c.window.right)
+      width = std::min(width, static_cast<double>(*c.window.left + *c.window.right + 1));
+    if (c.blocks) width *= c.blocks->density;
+    e.pairs += static_cast<double>(rows * c.heads_q) * width;
+    e.longest_q = std::max(e.longest_q, rows);
+    e.longest_k = std::max(e.longest_k, c.packed || c.key_lengths.empty() ? keys : c.seq_k);
+  }
+  return e;
+}
+
+TEST(RandomCase, SparseOnesAreLongAndCostFewPairs) {
+  std::map<std::string, int> kinds;
+  constexpr int kDraws = 1000;
+  for (std::int64_t index = 0; index < kDraws; ++index) {
+    const Case c = random_sparse_case(5, index);
+    const std::string line = format_case(c);
+    EXPECT_EQ(format_case(parse_case(line)), line);
+    const Extent e = extent(c);
+    // A band that leaves a row less than one key, and the last document, may pass the bound.
+    EXPECT_LE(e.pairs, 2.2 * (1 << 17)) << line;
+    EXPECT_LE(std::max(c.seq_q * c.heads_q, c.seq_k * c.heads_k) * (c.head_dim + c.head_dim_v),
+              std::int64_t{1} << 22)
+        << line;
+    const auto pairs_of_head = static_cast<double>(e.longest_q) * static_cast<double>(e.longest_k);
+    if (pairs_of_head > 1 << 22) ++kinds["more pairs than two planes take"];
+    if (c.window.left && c.window.right && e.longest_q >= 4096) ++kinds["a long band"];
+    if (c.blocks && c.seq_q >= 4096) ++kinds["a long list"];
+    if (!c.packed && c.seq_q < 17 && c.seq_k >= 4096) ++kinds["few queries"];
+    if (c.page_size > 0 && c.seq_k >= 4096) ++kinds["many pages"];
+    if (c.seq_k < 100 && c.seq_q >= 2048) ++kinds["few keys"];
+    if (!c.packed && c.batch * c.heads_k > 132) ++kinds["more heads than multiprocessors"];
+    if (c.packed && c.batch > 40) ++kinds["many documents"];
+    if (c.packed && e.longest_q > 1000) ++kinds["a long document"];
+    if (!c.key_lengths.empty() && c.page_size == 0 && c.seq_q > 1000) ++kinds["short lengths"];
+  }
+  EXPECT_EQ(kinds.size(), 10U);
+  for (const auto& [kind, count] : kinds) EXPECT_GT(count, kDraws / 100) << kind;
+}
+
+TEST(RandomCase, LatentServedAndHalfBlockOnesAreOfTheirKind) {
+  int paged = 0, masked = 0, different = 0;
+  for (std::int64_t index = 0; index < 200; ++index) {
+    const Case latent = random_latent_case(3, index, 4);
+    EXPECT_EQ(format_case(parse_case(format_case(latent))), format_case(latent));
+    EXPECT_EQ(latent.head_dim, 576);
+    EXPECT_EQ(latent.head_dim_v, 512);
+    EXPECT_EQ(latent.layout, Layout::latent);
+    if (latent.page_size > 0) ++paged;
+    if (latent.causal != Causal::none) ++masked;
+    if (!latent.key_lengths.empty()) ++different;
+    EXPECT_LE(random_served_case(3, index, 4).seq_q, 9);
+    const Case half = random_half_block_case(3, index, 4);
+    EXPECT_EQ(half.blocks->block_k, 64);
+    EXPECT_EQ(half.blocks->block_q % 64, 0);
+    EXPECT_EQ(format_case(parse_case(format_case(half))), format_case(half));
+  }
+  EXPECT_GT(paged, 50);
+  EXPECT_GT(masked, 40);
+  EXPECT_GT(different, paged);
+}
+
 }  // namespace
 }  // namespace tilewise
