@@ -1,7 +1,13 @@
 # tilewise.pack: kernels compiled at build time, beside the library. TILEWISE_PACK is auto (every
-# architecture, when NVRTC is on this machine), none, or a list such as "80;90".
+# architecture), none, or a list such as "80;90". Within another project it is none unless that
+# project or its user says otherwise, because a pack takes minutes.
 
-set(TILEWISE_PACK "auto" CACHE STRING "Kernels to compile at build time: auto, none, or architectures")
+set(pack_default auto)
+if(NOT PROJECT_IS_TOP_LEVEL)
+  set(pack_default none)
+endif()
+set(TILEWISE_PACK ${pack_default} CACHE STRING
+    "Kernels to compile at build time: auto, none, or architectures")
 
 set(pack_archs ${TILEWISE_PACK})
 if(TILEWISE_PACK STREQUAL "auto")
@@ -14,6 +20,9 @@ file(GLOB pack_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/pack/*.cpp)
 add_executable(tilewise_pack ${pack_sources})
 target_link_libraries(tilewise_pack PRIVATE tilewise_core)
 set_target_properties(tilewise_pack PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tools)
+if(NOT PROJECT_IS_TOP_LEVEL)
+  set_target_properties(tilewise_pack PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
 
 set(pack_file ${PROJECT_BINARY_DIR}/tilewise.pack)
 # A sanitizer's build would be slow at this and make the same file; its tests compile what they need.

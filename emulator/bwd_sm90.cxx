@@ -91,6 +91,24 @@ void check_ragged() {
       "key lengths, dim 64, exact dS: b3 h2/1 q150 k200 lengths=200,0,77 d64 bf16", kExact);
 }
 
+/// Chunks of more rows than two places for conversions hold.
+void check_chunks() {
+  check<chunks(staged(narrow(dims(masked(k128, Mask::right), 80, 80)), 3, 3, 1), 192)>(
+      "dim 72, causal, chunks of 192: b3 h2 s130 d72 bf16 causal grid=2", kBf16);
+  check<chunks(narrow(dims(masked(half(k128), Mask::right), 80, 80)), 256)>(
+      "dim 80, causal, fp16, chunks of 256: b2 h4/2 s250 d80 f16 causal grid=3", kFp16);
+  check<chunks(staged(masked(k64, Mask::right), 3, 2, 2), 512)>(
+      "dim 64, causal, chunks of 512: b1 h6 s600 d64 bf16 causal grid=3", kBf16);
+  check<chunks(split(masked(k128, Mask::right), 128), 256)>(
+      "dim 128, causal, 2 parts, chunks of 256: b2 h4/2 s300 d128 bf16 causal grid=3 "
+      "section_heads=2 parts=2",
+      kBf16);
+  check<chunks(staged(ragged(k64, Lengths::packed), 3, 2, 1), 512)>(
+      "packed, dim 64, chunks of 512: h4 packed=70,1,0,129,600,0/33,90,5,129,300,40:tail=25,25 d64 "
+      "bf16 grid=2",
+      kBf16);
+}
+
 }  // namespace
 
 int main() {
@@ -184,5 +202,6 @@ int main() {
       "apart=2",
       kBf16);
   check_ragged();
+  check_chunks();
   return failures == 0 ? 0 : 1;
 }

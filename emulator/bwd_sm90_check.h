@@ -271,7 +271,7 @@ struct Check {
     a.of = {s.top,  s.keys.data(), 1, {cu_q.data()}, {k_offsets.data()}, int(cu_q.size()) - 1,
             q_rows, k_ragged};
     for (auto* t : {&dq, &dk, &dv}) std::fill(t->data.begin(), t->data.end(), kPoison);
-    a.dq = dq.map(s.batch, config.large_dim() ? 64 : kChunk, q_rows);
+    a.dq = dq.map(s.batch, config.large_dim() ? 64 : config.shape.chunk_box(), q_rows);
     a.dk = dk.map(s.batch, 64, k_rows), a.dv = dv.map(s.batch, 64, k_rows);
     // Sharers of a key head count as heads of keys.
     const int heads_k = s.heads_k * s.sharers;

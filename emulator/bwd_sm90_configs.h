@@ -40,6 +40,10 @@ constexpr Config staged(Config c, int q_stages, int do_stages, int k_stages) {
   c.shape.k_stages = k_stages;
   return c;
 }
+constexpr Config chunks(Config c, int rows) {
+  c.shape.chunk_rows = rows;
+  return c;
+}
 /// dQ in the head dim's own columns.
 constexpr Config narrow(Config c) {
   c.sums.narrow = true;

@@ -141,6 +141,7 @@ void check_options() {
   check_dropout();
   check_kinds_of_pairs();
   check_shifted_rows();
+  check_faint_keys();
   const Shape hidden = {.seq_q = 100, .seq_k = 70, .causal = true, .pairs = true};
   check_forward<fwd_sm80::Config{.positional = true, .pairs = kPairs}>("forward, bias and mask",
                                                                        hidden);

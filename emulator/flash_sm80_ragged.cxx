@@ -148,7 +148,7 @@ struct Copied {
   template <Element kElement>
   Copied(const Rows<kElement>& from, const Side& side, int heads, int dim, int width, bool wide) {
     const int blocks = side.blocks(tile::kScaleRows), rows = blocks * tile::kScaleRows;
-    data.assign(static_cast<std::size_t>(heads * rows * width), kPoison);
+    data.assign(static_cast<std::size_t>(heads) * rows * width, kPoison);
     pack_rows::RaggedArgs ragged;
     pack_rows::Args& a = ragged.args;
     ragged.sequences[0] = side.sequences(wide);
@@ -335,7 +335,7 @@ void check_backward(const char* name, const Shape& s, const Side& q_side, const 
     ragged.chunked_k = ragged.chunked_v = ragged.chunked_o = true;
   }
   a.rows_q = b.q.blocks(tile::kScaleRows) * tile::kScaleRows;
-  const auto count = static_cast<std::size_t>(heads * a.rows_q);
+  const std::size_t count = static_cast<std::size_t>(heads) * a.rows_q;
   // What lies behind `low` must stay what it is: sinks have it written for each row.
   std::vector<float> lse2(count, kNan), delta(count, kNan), low((1 + b.q.count()) * count, kNan);
   const std::vector<float> no_sinks(static_cast<std::size_t>(heads), -INFINITY);

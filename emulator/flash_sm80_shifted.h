@@ -3,6 +3,14 @@
 
 namespace {
 
+/// Sums that begin with faint keys. They move neither lse2 nor P.
+void check_faint_keys() {
+  constexpr tile::PairKind kBias = {tile::BiasType::float32, false, true};
+  const Shape s = {.seq_q = 70, .seq_k = 139, .amplitude = 0.1F, .pairs = true, .faint = 64};
+  check_backward<with_pairs(kSmall, kBias), with_pairs(kSecondPass, kBias), Delta::p>(
+      "faint keys first", s, kBf16, kExact);
+}
+
 /// A bias so large that a float32 LSE keeps nothing of the sum over the keys. CONTRACT 3
 void check_shifted_rows() {
   constexpr tile::PairKind kBias = {tile::BiasType::float32, false, true};

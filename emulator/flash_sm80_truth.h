@@ -45,6 +45,7 @@ struct Shape {
   bool biased = true;   ///< with pairs: the bias too
   bool alike = false;   ///< pairs of all queries
   float shift = 0.0F;   ///< with pairs: not 0: the bias of all of them; a huge one has no sinks
+  int faint = 0;        ///< with pairs: so many first keys are 2^-12 of the others; no sinks
   int first = 0;        ///< element of the storage of bias and mask
   double dropout = 0.0;
   int first_pair = 0;  ///< b * Hq, for dropout
@@ -58,13 +59,14 @@ struct Shape {
 /// Sinks, and bias and mask of a pair, alike in all heads.
 const float* sinks_of(const Shape& s) {
   static float sinks[2];
-  if (!s.pairs || std::fabs(s.shift) > 1e6F) return nullptr;
+  if (!s.pairs || s.faint > 0 || std::fabs(s.shift) > 1e6F) return nullptr;
   sinks[0] = s.shift + 0.5F, sinks[1] = s.shift - 1.0F;
   return sinks;
 }
 float bias_at(const Shape& s, int i, int j) {
   if (s.alike) i = 0;
   if (s.shift != 0.0F) return s.shift;
+  if (s.faint > 0) return j < s.faint ? -8.3F : 0.0F;
   return s.biased ? 0.25F * static_cast<float>((3 * i + 5 * j) % 16 - 8) : 0.0F;
 }
 /// Single keys are hidden, and 32 queries from 64 keys.

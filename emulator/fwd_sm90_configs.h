@@ -122,6 +122,8 @@ constexpr Config halved(Config c) {
   if (c.mask == Mask::both) c.shape.q_buffers = 2;
   return c;
 }
+/// ALiBi at dim 128 where no row sees a key right of the diagonal.
+constexpr Config leaning(Config c) { return modified(c, Modification::leaning); }
 constexpr Config with_sample(Config c, int sample) {
   c.expressions = samples::expressions_of(sample, false);
   const bool masked = c.mask != Mask::none, listed = c.lists != Lists::none;

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr Config slanted(Config c, int sample) {
-  c = modified(c, Modification::alibi);
+  if (!c.leans()) c = modified(c, Modification::alibi);
   c.expressions = samples::expressions_of(sample, false);
   return c;
 }
@@ -28,6 +28,7 @@ constexpr Config kConfigs[] = {
                 samples::kPlaced),
     slanted(tile64(3, Mask::none), 4),
     slanted(tile64(3, Mask::right), 4),
+    slanted(leaning(tile128(Mask::right, 128)), 4),
 };
 
 }  // namespace

@@ -86,6 +86,11 @@ int build(const KernelsFlags& flags) {
   std::string why_not;
   if (cuda::find_nvrtc(&why_not) == nullptr) throw CompileError(why_not);
   const cuda::DiskCache cache(cuda::default_cache_folder());
+  if (flags.pack.empty() && !cache.is_writable()) {
+    fmt::print(stderr, "tilewise: {}: kernels are compiled, but not stored\n",
+               cache.folder().empty() ? "TILEWISE_CACHE_DIR and HOME are not set"
+                                      : cache.folder() + " cannot be written");
+  }
   std::size_t all = 0, compiled = 0;
   for (const int arch : archs) all += cuda::pack_units(arch).size();
   catch_interrupts();
@@ -120,10 +125,6 @@ void add_kernels(CLI::App& program, int& exit_code) {
   CLI::App* app =
       program.add_subcommand("kernels", "List, build, compare or clear compiled GPU kernels");
   app->require_subcommand(1);
-  app->footer(
-      "Examples:\n"
-      "  tilewise kernels list\n"
-      "  tilewise kernels build --arch 90 --pack tilewise.pack");
   CLI::App* list_app = app->add_subcommand("list", "List the kernels in the pack and in the cache");
   add_output_flags(*list_app, flags->format, flags->output);
   list_app->callback([flags, &exit_code] { exit_code = list(*flags); });
@@ -138,12 +139,19 @@ void add_kernels(CLI::App& program, int& exit_code) {
   build_app->callback([flags, &exit_code] { exit_code = build(*flags); });
   CLI::App* diff_app = app->add_subcommand(
       "diff", "Compare the machine code of two pack files; exit code 1 if it differs");
-  diff_app->add_option("OLD", flags->old_pack, "pack file")->required();
-  diff_app->add_option("NEW", flags->new_pack, "pack file to compare with OLD")->required();
+  diff_app->add_option("OLD", flags->old_pack, "pack file")->required()->option_text("FILE");
+  diff_app->add_option("NEW", flags->new_pack, "pack file to compare with OLD")
+      ->required()
+      ->option_text("FILE");
   diff_app->callback(
       [flags, &exit_code] { exit_code = diff_packs(flags->old_pack, flags->new_pack); });
   CLI::App* clear_app = app->add_subcommand("clear", "Remove every kernel from the cache");
   clear_app->callback([&exit_code] { exit_code = clear(); });
+  app->footer(  // after the commands, which would inherit it
+      "Examples:\n"
+      "  tilewise kernels list\n"
+      "  tilewise kernels build --arch 90 --pack tilewise.pack\n"
+      "  tilewise kernels diff old.pack new.pack");
 }
 
 }  // namespace tilewise::cli

@@ -54,32 +54,32 @@ TILEWISE_API Pattern parse_pattern(std::string_view text);
 
 struct Config {
   LayerKind kind = LayerKind::adaptive;
-  std::int64_t dim = 512;      ///< features per token
-  std::int64_t heads = 8;      ///< attention heads
-  std::int64_t head_dim = 64;  ///< features per head; flash and efficient need dim / heads
-  double dropout = 0.1;        ///< after the output projection and in the feed-forward network
-  double gate_dropout = 0.1;   ///< in the gate's features
+  std::int64_t dim = 512;      ///< features per token, 1 to 2^24
+  std::int64_t heads = 8;      ///< attention heads; heads * head_dim is at most 2^24
+  std::int64_t head_dim = 64;  ///< features per head, >= 1; flash and efficient need dim / heads
+  double dropout = 0.1;        ///< in [0, 1): of the output projection and the feed-forward network
+  double gate_dropout = 0.1;   ///< in [0, 1): of the gate's features
   Pattern pattern = Pattern::local;
-  std::int64_t window_size = 128;  ///< local, efficient: number of keys
-  std::int64_t stride = 32;        ///< strided: stride in tokens
-  std::int64_t clusters = 32;      ///< clustered: number of clusters
+  std::int64_t window_size = 128;  ///< local, efficient: number of keys, >= 1
+  std::int64_t stride = 32;        ///< strided: stride in tokens, >= 1
+  std::int64_t clusters = 32;      ///< clustered: number of clusters, 1 to 2^24
   bool adaptive_gate = true;       ///< false: only the sparse attention
-  std::int64_t gate_hidden = 128;  ///< hidden features of the adaptive gate; published: 128
+  std::int64_t gate_hidden = 128;  ///< hidden features of the gate, 2 to 2^24; published: 128
 
   // The working layer.
   bool causal = false;
   std::int64_t block_size = 64;  ///< tokens per block: a power of two from 16 to 256
-  double density = 0.25;         ///< selected: fraction of the key blocks to keep
-  double route_above = 0.9;      ///< inference: gates of at least this value run only the sparse
-                                 ///< branch, gates of at most 1 minus it only the dense branch
+  double density = 0.25;         ///< selected: fraction of the key blocks to keep, in (0, 1]
+  double route_above = 0.9;      ///< in [0.5, 1]; inference: gates of at least this run only the
+                                 ///< sparse branch, gates of at most 1 minus it only the dense one
 
   // The model around the layers.
-  int layers = 1;
+  int layers = 1;          ///< >= 1
   bool final_norm = true;  ///< LayerNorm after the last layer
-  /// 0: the input is (B, n, dim). Else it is int32 (B, n), token numbers below `vocabulary`.
+  /// 0: the input is (B, n, dim). Else it is int32 (B, n), token numbers below this, below 2^31.
   /// Another number throws InvalidArgument on a CPU. On CUDA its features are NaN.
   std::int64_t vocabulary = 0;
-  std::int64_t classes = 0;  ///< 0: the output is (B, n, dim); else (B, classes) logits
+  std::int64_t classes = 0;  ///< 0: the output is (B, n, dim); else (B, classes) logits; < 2^31
   Readout readout = Readout::mean;
   /// Length of the pattern's parameters in the original layer, which has one set per length.
   std::int64_t pattern_tokens = 0;
@@ -117,7 +117,7 @@ struct Parameter {
 /// Gate and pattern of one layer in the last forward.
 struct LayerInfo {
   std::vector<float> gate = {};        ///< (B, heads): weight of the sparse attention
-  std::vector<float> confidence = {};  ///< (B, heads)
+  std::vector<float> confidence = {};  ///< (B, heads), in [0, 1]: factor of the gate's logit
   std::vector<float> logits = {};      ///< logits of the patterns: (B, 4), adaptive (B, heads, 5)
   std::vector<Pattern> pattern = {};   ///< adaptive: (B, heads)
   /// adaptive: (B, heads), fraction of the block pairs in the list
@@ -166,14 +166,14 @@ class TILEWISE_API Model {
 };
 
 struct TrainOptions {
-  double learning_rate = 1e-4;
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< Adam's
+  double learning_rate = 1e-4;                        ///< finite, >= 0
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< Adam's: in [0, 1), in [0, 1), >= 0
   /// Scales the loss, at first by initial_scale. The scale doubles after growth_interval
   /// consecutive finite steps. A step with gradients that are not finite halves it and changes no
   /// weight.
   bool scale_loss = false;
-  double initial_scale = 65536.0;
-  std::int64_t growth_interval = 2000;
+  double initial_scale = 65536.0;       ///< a float32 above 0
+  std::int64_t growth_interval = 2000;  ///< from 1 to 2^31 - 1
 
   bool operator==(const TrainOptions&) const = default;
 };
@@ -188,7 +188,7 @@ struct TrainStatus {
 /// Adam (Kingma and Ba 2015) on the mean cross-entropy of a model with classes.
 class TILEWISE_API Trainer {
  public:
-  /// The model must outlive the trainer. Throws InvalidArgument.
+  /// The model must outlive the trainer. Throws InvalidArgument for options out of range.
   Trainer(Model& model, const TrainOptions& options = {});
   ~Trainer();
 

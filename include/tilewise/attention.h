@@ -11,7 +11,7 @@
 ///
 /// Every function validates all arguments first. InvalidArgument names the wrong one, and nothing
 /// is written on an error. Functions are thread-safe. docs/numerics.md lists the guarantees;
-/// comments cite its rules as CONTRACT n.
+/// comments cite its rules as CONTRACT n. Outputs share no element with another tensor.
 #pragma once
 
 #include <vector>
@@ -70,7 +70,7 @@ TILEWISE_API Plan forward(const ForwardTensors& tensors, const AttentionSpec& sp
                           const Launch& launch = {}, const Choice& choice = {});
 
 /// Computes the gradients of a scalar loss through O and LSE. The flash kernels follow
-/// FlashAttention-2, Algorithm 2.
+/// FlashAttention-2, Algorithm 2. Throws the same errors as forward().
 TILEWISE_API Plan backward(const BackwardTensors& tensors, const AttentionSpec& spec = {},
                            const Launch& launch = {}, const Choice& choice = {});
 
@@ -85,11 +85,11 @@ TILEWISE_API void run(const Plan& plan, const BackwardTensors& tensors,
 
 /// Merges two partial results over disjoint keys in place into (o, lse), by the split-key identity
 /// LSE = log(exp(LSE_a) + exp(LSE_b)), O = exp(LSE_a - LSE) O_a + exp(LSE_b - LSE) O_b, without
-/// overflow. A part that saw no key (LSE = -inf) leaves the other part's bits unchanged. o is (B,
-/// Hq, Sq, Dv) of any float type, lse is float32 (B, Hq, Sq). CPU tensors that share no memory.
+/// overflow. A part that saw no key (LSE = -inf) leaves the other's bits unchanged. o: (B, Hq, Sq,
+/// Dv), any float type; lse: float32 (B, Hq, Sq). CPU tensors. Throws InvalidArgument.
 TILEWISE_API void merge(Tensor o, Tensor lse, Tensor o_other, Tensor lse_other);
 
-/// Library version, "0.1.0".
+/// Version of the loaded library, "MAJOR.MINOR.PATCH". tilewise/version.h has the headers' version.
 TILEWISE_API const char* version();
 
 }  // namespace tilewise

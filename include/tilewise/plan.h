@@ -90,11 +90,11 @@ struct Plan {
   int threads = 1;  ///< CPU worker threads; the workspace holds one scratch area for each
   std::int64_t workspace_bytes = 0;  ///< minimum size of Launch::workspace
   std::int64_t saved_bytes = 0;      ///< size of ForwardTensors::saved; 0 for flash
-  bool keeps_saved = true;   ///< false if forward has no ForwardTensors::saved and saves nothing
-  double flops = 0.0;        ///< multiply-adds counted twice, visible pairs only
-  double bytes_moved = 0.0;  ///< memory traffic, both directions
-  double predicted_ms = 0.0;
-  std::string reason = {};              ///< why this kernel was chosen
+  bool keeps_saved = true;    ///< false if forward has no ForwardTensors::saved and saves nothing
+  double flops = 0.0;         ///< multiply-adds counted twice, visible pairs only
+  double bytes_moved = 0.0;   ///< memory traffic, both directions
+  double predicted_ms = 0.0;  ///< time by the planner's model, milliseconds
+  std::string reason = {};    ///< why this kernel was chosen
   std::vector<MemoryItem> memory = {};  ///< every tensor of the pass, workspace included
   std::vector<Refusal> refusals = {};   ///< the other kernels of the device and pass, with reasons
 

@@ -53,9 +53,9 @@ struct BlockSelection {
   /// int32 (B): number of keys of each batch entry; keys past it are ignored
   Tensor key_lengths = {};
   BlockRule rule = BlockRule::top_k;
-  std::int64_t count = 0;
-  double mass = 1.0;
-  double threshold = 0.0;
+  std::int64_t count = 0;  ///< top_k: blocks per row, >= 0
+  double mass = 1.0;       ///< mass: >= 0
+  double threshold = 0.0;  ///< above: any number but NaN
   /// Always select the blocks on the row's part of the shifted diagonal, and the first block.
   bool keep_diagonal = true, keep_first = true;
   BlockScorer scorer = BlockScorer::pooled;

@@ -74,14 +74,14 @@ struct Tensor {
   TILEWISE_API static Tensor contiguous(void* data, DType dtype,
                                         std::initializer_list<std::int64_t> sizes,
                                         Device device = {});
-  /// Memory in the order (B, H, S, D), logical axes (B, H, S, D).
+  /// Memory and logical axes in the order (B, H, S, D). Throws the same errors as contiguous().
   TILEWISE_API static Tensor bhsd(void* data, DType dtype, std::int64_t batch, std::int64_t heads,
                                   std::int64_t seq, std::int64_t dim, Device device = {});
   /// Memory in the order (B, S, H, D), logical axes (B, H, S, D). It also describes a paged pool
-  /// (pages, page_size, heads, dim).
+  /// (pages, page_size, heads, dim). Throws the same errors as contiguous().
   TILEWISE_API static Tensor bshd(void* data, DType dtype, std::int64_t batch, std::int64_t seq,
                                   std::int64_t heads, std::int64_t dim, Device device = {});
-  /// Packed sequences: memory in the order (total, H, D), logical axes (1, H, total, D).
+  /// Packed sequences: memory (total, H, D), logical axes (1, H, total, D). Throws as contiguous().
   TILEWISE_API static Tensor packed(void* data, DType dtype, std::int64_t total, std::int64_t heads,
                                     std::int64_t dim, Device device = {});
 };

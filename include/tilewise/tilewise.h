@@ -3,13 +3,15 @@
  * Every struct starts with its size in bytes. TW_INIT(type) sets it and zeroes the rest. Zero means
  * "default" or "not given" for every field. Fields of a newer header must be zero for an older
  * library. Functions return TW_OK or an error code. tw_last_error() returns the message of the
- * calling thread. attention.h and spec.h document shapes, rules, defaults and fields.
+ * calling thread. attention.h, spec.h and plan.h document shapes, rules, defaults and fields.
  */
 #ifndef TILEWISE_TILEWISE_H
 #define TILEWISE_TILEWISE_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "tilewise/version.h"
 
 #ifdef __cplusplus
 template <class T>
@@ -251,7 +253,7 @@ TW_EXPORT tw_status tw_plan_forward(const tw_forward_args* args, const tw_spec* 
 TW_EXPORT tw_status tw_plan_backward(const tw_backward_args* args, const tw_spec* spec,
                                      const tw_launch* launch, tw_plan* plan);
 
-/* The plan as text, as from explain(). Free it with tw_free_string. */
+/* The plan as text, as from explain(). Free it with tw_free_string, which accepts NULL. */
 TW_EXPORT tw_status tw_explain_forward(const tw_forward_args* args, const tw_spec* spec,
                                        const tw_launch* launch, char** text);
 TW_EXPORT tw_status tw_explain_backward(const tw_backward_args* args, const tw_spec* spec,
@@ -261,6 +263,7 @@ TW_EXPORT void tw_free_string(char* text);
 /* Message of this thread's last call that did not return TW_OK, or "". Valid until the next call.
  */
 TW_EXPORT const char* tw_last_error(void);
+/* Version of the loaded library, "MAJOR.MINOR.PATCH". version.h has the headers' version. */
 TW_EXPORT const char* tw_version(void);
 
 #ifdef __cplusplus

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,3 +137,26 @@ def test_training_has_the_seed_s_keys(monkeypatch: pytest.MonkeyPatch, tmp_path:
     told = document["training_16_bf16"]
     assert told == {k: row[f"{k}_ms"] for k in ("fp32", "bf16")} | {"speedup": row["bf16_speedup"]}
     assert 0 <= row["bf16_loss_off_percent"] < 5
+
+
+@pytest.mark.parametrize("table", ["precision", "training"])
+def test_types_are_timed_in_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str
+) -> None:
+    """Each step takes longer than the one before, as on a host that slows down: the types tie."""
+    taken = iter(range(1, 10**6))
+
+    def step(job: Job) -> Callable[[], torch.Tensor]:
+        def run_one() -> torch.Tensor:
+            clock[0] += next(taken)
+            return torch.ones(())
+
+        return run_one
+
+    clock = [0.0]
+    monkeypatch.setattr(Job, "step", step)
+    monkeypatch.setattr(tables, "peak_bytes", lambda job: 1)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    words = (table, "--device", "cpu", "--lengths", 16, "--runs", 40)
+    for row in run(monkeypatch, *words, tmp_path / "rows.json")["rows"]:
+        assert row["bf16_ms"] == pytest.approx(row["fp32_ms"], rel=0.04)

@@ -307,6 +307,9 @@ def test_c111_wide_heads_refuse_or_stay_linear(device: str) -> None:
         ({"max_seqlen_q": "long"}, ValueError, "max_seqlen_q"),
         ({"max_seqlen_q": 4}, ValueError, "max_seqlen_q is 4: requires cu_seqlens_q"),
         ({"max_seqlen_k": 4}, ValueError, "max_seqlen_k is 4: requires cu_seqlens_k"),
+        ({"scale": "half"}, ValueError, "scale is 'half': expected a number"),
+        ({"softcap": [20.0]}, ValueError, r"softcap is \[20.0\]: expected a number"),
+        ({"dropout_p": {}, "causal": True}, ValueError, "dropout_p is {}: expected a number"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:

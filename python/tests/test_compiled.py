@@ -132,6 +132,26 @@ def test_export(strict: bool) -> None:
     torch.testing.assert_close(program.module()(*given), layer(*given))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_lengths_that_vary(strict: bool) -> None:
+    """The mask is made in the graph, of its own length."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            n = q.shape[2]
+            mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 9), None, None, n, n)
+            o: Tensor = flex_attention(q, k, v, lambda s, b, h, i, j: s - 0.1 * (i - j), mask)
+            return o
+
+    length = torch.export.Dim("length", min=2, max=512)
+    of_each = ({2: length},) * 3
+    program = torch.export.export(
+        Masked(), tuple(inputs(24)), dynamic_shapes=of_each, strict=strict
+    )
+    given = inputs(37)
+    torch.testing.assert_close(program.module()(*given), Masked()(*given))
+
+
 def test_a_changed_closure_is_compiled_anew() -> None:
     def step(q: Tensor, k: Tensor, v: Tensor, shift: float) -> Tensor:
         o: Tensor = flex_attention(q, k, v, lambda s, b, h, i, j: s + shift * j)

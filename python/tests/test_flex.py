@@ -115,6 +115,130 @@ def test_parts_of_a_mask() -> None:
             whole[index]
 
 
+def listed(seed: int, most: int) -> tuple[Tensor, Tensor]:
+    """Numbers of key blocks, and these blocks of 16 in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = S // 16
+    order = torch.rand(B, H, blocks, blocks, generator=generator).argsort(-1).int()
+    counts = torch.randint(0, most + 1, (B, H, blocks), generator=generator).int()
+    return counts, order
+
+
+def shown(lists: tuple[Tensor, Tensor]) -> Tensor:
+    """The pairs of listed blocks."""
+    counts, order = lists
+    ranks = torch.empty_like(order).scatter_(
+        -1, order.long(), torch.arange(S // 16).int() + 0 * order
+    )
+    return (ranks < counts[..., None]).repeat_interleave(16, -1).repeat_interleave(16, -2)
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    scores = (q.double() @ k.double().mT) / q.shape[-1] ** 0.5
+    sees = visible.any(-1, keepdim=True)
+    p = scores.masked_fill(~visible, -torch.inf).where(sees, 0.0).softmax(-1)
+    return p.where(sees, 0.0) @ v.double()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [tilewise, torch_s], ids=["ours", "torch_s"])
+def test_masks_of_listed_blocks(module: Any) -> None:
+    """O and gradients; mask_mod counts in partial blocks alone, also where it would hide pairs of
+    full ones, and in the parts of a mask."""
+    q, k, v, d_o = inputs()
+    partial, full = listed(1, 3), listed(2, 1)
+    mask = module.BlockMask.from_kv_blocks(*partial, *full, 16, zoo.causal)
+    at = torch.arange(S)
+    visible = (shown(partial) & (at[:, None] >= at)) | shown(full)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    o = flex_attention(*leaves, block_mask=mask)
+    wanted = exact(*leaves, visible)
+    torch.testing.assert_close(o.double(), wanted, **CLOSE)
+    found = torch.autograd.grad(o, leaves, d_o)
+    for ours, right in zip(found, torch.autograd.grad(wanted, leaves, d_o.double()), strict=True):
+        torch.testing.assert_close(ours, right, **CLOSE)
+    compiled = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v, block_mask=mask), o)
+
+
+def test_parts_of_listed_blocks() -> None:
+    q, k, v, _ = inputs()
+    partial, full = listed(1, 3), listed(2, 1)
+    mask = tilewise.BlockMask.from_kv_blocks(*partial, *full, 16, zoo.causal)
+    o = flex_attention(q, k, v, block_mask=mask)
+    part = flex_attention(q[1:, :, 16:48], k[1:], v[1:], block_mask=mask[1, :, 1:3].to("cpu"))
+    torch.testing.assert_close(part, o[1:, :, 16:48], **CLOSE)
+    dense = (shown(partial) | shown(full))[..., ::16, ::16]
+    assert torch.equal(mask.to_dense(), dense.int())
+    assert mask.sparsity() == pytest.approx(100 * (1 - dense.double().mean().item()))
+    again = tilewise.BlockMask.from_kv_blocks(mask.kv_num_blocks, mask.kv_indices, BLOCK_SIZE=16)
+    assert torch.equal(again.kv_num_blocks + mask.full_kv_num_blocks, dense.sum(-1))
+
+
+@pytest.mark.parametrize("name", ["documents_by_id", "listed"])
+def test_rows_that_a_tensor_names(name: str) -> None:
+    """A decoder takes one block row of its mask by a position on the device."""
+    q, k, v, _ = inputs()
+    if name == "listed":
+        mask = tilewise.BlockMask.from_kv_blocks(*listed(1, 3), *listed(2, 1), 16, zoo.causal)
+    else:
+        mask = block_mask(tilewise, MASKS[name].function)
+    o = flex_attention(q, k, v, block_mask=mask)
+    rows = torch.tensor([3, 0])
+    some = torch.cat([q[:, :, 48:64], q[:, :, :16]], 2)
+    part = flex_attention(some, k, v, block_mask=mask[:, :, rows])
+    torch.testing.assert_close(part, torch.cat([o[:, :, 48:64], o[:, :, :16]], 2), **CLOSE)
+    one = mask[:, :, torch.tensor(2)]
+    assert one.shape == (B, H, 16, S)
+    for index in (torch.tensor([0.0]), torch.tensor([True]), torch.zeros(1, 1, dtype=torch.int64)):
+        with pytest.raises(IndexError, match="integers of at most one axis"):
+            mask[:, :, index]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [tilewise, torch_s], ids=["ours", "torch_s"])
+def test_a_decoder_s_step(module: Any) -> None:
+    """A static cache: the caller takes a block row, and sets the mask and the lengths of one
+    query."""
+    q, k, v, _ = inputs()
+    whole = module.create_block_mask(zoo.causal, 1, 1, S, S, device="cpu", BLOCK_SIZE=16)
+    wanted = flex_attention(q, k, v, block_mask=whole)
+    for place in (0, 37, S - 1):
+        position = torch.tensor([place])
+        mask = whole[:, :, position // 16]
+        mask.mask_mod = lambda b, h, i, j, at=position[0]: zoo.causal(b, h, i + at, j)
+        mask.seq_lengths = (1, S)
+        o = flex_attention(q[:, :, place : place + 1], k, v, block_mask=mask)
+        torch.testing.assert_close(o, wanted[:, :, place : place + 1], **CLOSE)
+
+
+def test_one_cache_for_all_entries() -> None:
+    """Keys without a batch, as a cache of pages has them."""
+    q, k, v, _ = inputs()
+    whole = flex_attention(q, k[:1].expand(B, -1, -1, -1), v[:1].expand(B, -1, -1, -1))
+    o = flex_attention(q, k[:1], v[:1], block_mask=block_mask(tilewise, noop_mask))
+    torch.testing.assert_close(o, whole, **CLOSE)
+    with pytest.raises(ValueError, match="its batch must equal q"):
+        flex_attention(q, k[:1], v[:1])
+
+
+def test_lists_that_are_refused() -> None:
+    counts, order = listed(1, 3)
+    make = tilewise.BlockMask.from_kv_blocks
+    with pytest.raises(ValueError, match="kv_indices lists a block outside 0 to 2"):
+        make(counts.clamp(min=3), order, BLOCK_SIZE=16, seq_lengths=(S, 48))
+    with pytest.raises(ValueError, match="one of full_kv_num_blocks"):
+        make(counts, order, counts)
+    with pytest.raises(ValueError, match="the counts of kv_indices are of"):
+        make(counts[0], order)
+    with pytest.raises(ValueError, match="kv_indices has 3 axes"):
+        make(counts[0], order[0])
+    with pytest.raises(ValueError, match="rows of blocks: expected Q_LEN 65"):
+        make(counts, order, BLOCK_SIZE=16, seq_lengths=(65, 64))
+    with pytest.raises(ValueError, match="full_kv_indices is of"):
+        make(counts, order, counts[:1], order[:1])
+
+
 def test_masks_that_are_refused() -> None:
     q, k, v, _ = inputs()
     with pytest.raises(ValueError, match=r"block_mask is of \(2, 4, 64, 64\): expected \(1 or 2"):

@@ -63,7 +63,8 @@ Spec = tuple[Any, ...]
 class BlockList(NamedTuple):
     """The visible (query block, key block) pairs as CSR.
 
-    Other masks still apply inside blocks that are not marked full.
+    Other masks still apply inside blocks that are not marked full. In full blocks they must hide no
+    pair, else the result is undefined.
     """
 
     row_offsets: Any  # int32 (B|1, Hq|1, query blocks + 1): where a row's pairs begin
@@ -137,12 +138,15 @@ def named_arrays(spec: Spec, arrays: dict[str, Any]) -> Iterator[tuple[str, Any]
 
 
 def number(name: str, value: Any) -> float:
-    """The value of a number, which may also be an array without axes."""
+    """The value of a number, which may also be an array without axes. Raises ValueError."""
     if hasattr(value, "requires_grad"):
         from ._torch_onlookers import check_no_derivative  # torch is there: it made the value
 
         check_no_derivative(name, value)
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}: expected a number") from None
 
 
 def make_spec(

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 
-def csr(visible: Tensor) -> tuple[Tensor, Tensor]:
+def csr(visible: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
     """row_offsets int32 (B, H, rows + 1) and block_index int32 (pairs) of bool (B, H, rows, cols).
 
     `pairs` is the number of all blocks, so the host need not know how many are visible. Entries
-    past row_offsets are 0. Raises ValueError for another rank or type, or for 2^31 blocks or more.
+    past row_offsets are 0. tables: of visible's shape; their values of each pair follow. Raises
+    ValueError for another rank or type, or for 2^31 blocks or more.
     """
     if visible.dim() != 4 or visible.dtype != torch.bool:
         shape = tuple(visible.shape)
@@ -26,5 +27,6 @@ def csr(visible: Tensor) -> tuple[Tensor, Tensor]:
     column = torch.arange(cols, device=visible.device, dtype=torch.int32).expand(visible.shape)
     flat = visible.flatten()
     place = torch.where(flat, flat.cumsum(0) - 1, flat.numel())  # what is hidden goes past the end
-    index = column.new_zeros(flat.numel() + 1).scatter_(0, place, column.flatten())
-    return offsets, index[:-1]
+    values = (column, *tables)
+    made = (t.new_zeros(flat.numel() + 1).scatter_(0, place, t.flatten())[:-1] for t in values)
+    return offsets, *made

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _trace_activations, _trace_kinds
+from . import _trace_activations, _trace_composed, _trace_kinds
 
 if TYPE_CHECKING:
     from ._trace import Captured, Traced
@@ -81,6 +81,7 @@ _TEMPLATES: dict[str, tuple[str, int]] = {
     "fmin": ("where({0} != {0}, {1}, where({1} != {1}, {0}, min({0}, {1})))", 2),
     "fmax": ("where({0} != {0}, {1}, where({1} != {1}, {0}, max({0}, {1})))", 2),
     **_trace_activations.TEMPLATES,
+    **_trace_composed.TEMPLATES,
     **{
         name: (f"{name}({{0}})", 1)
         for name in (
@@ -376,9 +377,7 @@ _FUNCTIONS: dict[str, Make] = {
 }
 
 
-_FUNCTIONS.update(
-    _trace_activations.functions(lambda *arguments: _make(*arguments), lambda text: _error(text))
-)
+_FUNCTIONS.update(_trace_activations.functions(_make, _error))
 
 
 def call_named(name: str, arguments: Any, options: Any) -> Any:
@@ -393,6 +392,9 @@ def call_named(name: str, arguments: Any, options: Any) -> Any:
         return function(*arguments, **options)
     except TypeError as error:
         raise _error(f"{name} is not traced with these arguments: {error}") from error
+
+
+_FUNCTIONS.update(_trace_composed.functions(_make, _error, call_named))
 
 
 def _unknown(name: str) -> str:

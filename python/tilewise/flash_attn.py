@@ -100,7 +100,12 @@ def flash_attn_func(
     sinks: Tensor | None = None,
     fallback: str | None = None,
 ) -> Result:
-    """Attention of q (B, Sq, Hq, D) over k and v (B, Sk, Hk, D)."""
+    """Attention of q (B, Sq, Hq, D) over k and v (B, Sk, Hk, D): O is (B, Sq, Hq, D).
+
+    - window_size: (left, right) around the bottom-right diagonal, -1 = unbounded.
+    - return_attn_probs: the result is (O, LSE, None), with LSE float32 (B, Hq, Sq).
+    - sinks, fallback: as in tilewise.attention, which names the errors too.
+    """
     return _attend(
         q,
         k,

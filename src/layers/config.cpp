@@ -1,6 +1,7 @@
 /// The names of kinds and patterns, and what a Config may say.
 #include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -62,7 +63,7 @@ void require_size(const char* name, std::int64_t value) {
 }
 
 void require_share(const char* name, double value) {
-  require(value >= 0.0 && value < 1.0, name, std::to_string(value), "it must be in [0, 1)");
+  require(value >= 0.0 && value < 1.0, name, arguments::number_text(value), "it must be in [0, 1)");
 }
 
 void check_pattern(const Config& c) {
@@ -125,6 +126,26 @@ void check_config(const Config& c) {
           std::string(dtype_name(c.compute)), "a float64 model computes in float64");
   require(!c.graph || c.device.type == DeviceType::cuda, "graph", "true", "only CUDA supports it");
   check_pattern(c);
+}
+
+void check_options(const TrainOptions& o) {
+  const auto require = [](bool holds, const char* name, double value, const char* expected) {
+    if (!holds) {
+      throw InvalidArgument(std::string("options.") + name + " is " +
+                            arguments::number_text(value) + ": it must be " + expected);
+    }
+  };
+  for (const auto& [name, value] :
+       {std::pair{"learning_rate", o.learning_rate}, {"epsilon", o.epsilon}})
+    require(std::isfinite(value) && value >= 0.0, name, value, "finite and >= 0");
+  for (const auto& [name, value] : {std::pair{"beta1", o.beta1}, {"beta2", o.beta2}})
+    require(value >= 0.0 && value < 1.0, name, value, "in [0, 1)");
+  const double scale = o.initial_scale;
+  require(scale <= std::numeric_limits<float>::max() && static_cast<float>(scale) > 0.0F,
+          "initial_scale", scale, "a float32 above 0");
+  const std::int64_t interval = o.growth_interval;
+  require(interval >= 1 && std::in_range<std::int32_t>(interval), "growth_interval",
+          static_cast<double>(interval), "from 1 to 2^31 - 1");
 }
 
 }  // namespace tilewise::asam

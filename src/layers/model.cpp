@@ -438,6 +438,7 @@ Trainer::Trainer(Model& model, const TrainOptions& options)
   if (model.config().classes < 1) {
     throw InvalidArgument("config.classes is 0: a trainer needs a model with classes");
   }
+  check_options(options);
   model.impl().start_training(options);
 }
 Trainer::~Trainer() = default;

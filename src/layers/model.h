@@ -36,5 +36,6 @@ class Model::Impl {
 
 /// Throws InvalidArgument, naming the field.
 void check_config(const Config& config);
+void check_options(const TrainOptions& options);
 
 }  // namespace tilewise::asam

@@ -11,50 +11,19 @@
 #include "problem/arguments.h"
 #include "problem/expressions.h"
 #include "problem/named_tensors.h"
+#include "problem/shared_memory.h"
 
 namespace tilewise {
 namespace {
-
-/// Where a tensor's elements lie. `whole`: nothing lies between them.
-struct Place {
-  std::uintptr_t begin = 0, end = 0;
-  std::uintptr_t bytes = 0;  ///< of an element
-  bool whole = false;
-
-  explicit Place(const Tensor& t) {
-    const std::int64_t elements = t.defined() && t.data != nullptr ? t.numel() : 0;
-    if (elements == 0) return;
-    std::int64_t low = 0, high = 0, distinct = 1;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(t.rank); ++axis) {
-      const std::int64_t reach = (t.sizes[axis] - 1) * t.strides[axis];
-      (reach < 0 ? low : high) += reach;
-      if (t.strides[axis] != 0) distinct *= t.sizes[axis];
-    }
-    bytes = static_cast<std::uintptr_t>(dtype_bytes(t.dtype));
-    begin = reinterpret_cast<std::uintptr_t>(t.data) + static_cast<std::uintptr_t>(low) * bytes;
-    end = begin + static_cast<std::uintptr_t>(high - low + 1) * bytes;
-    whole = distinct == high - low + 1;
-  }
-  bool holds(std::uintptr_t at) const { return whole && at >= begin && at < end; }
-  /// The first and the last byte of memory are an element's.
-  bool reaches_into(const Place& other) const { return other.holds(begin) || other.holds(end - 1); }
-};
-
-bool share_memory(const Tensor& a, const Place& in_a, const Tensor& b) {
-  const Place in_b(b);
-  if (in_a.end <= in_b.begin || in_b.end <= in_a.begin || a.device != b.device) return false;
-  return a.data == b.data || in_a.reaches_into(in_b) || in_b.reaches_into(in_a);
-}
 
 /// Each output against the other tensors of the call, which `for_tensors` names; of two outputs the
 /// later one is judged.
 template <class ForTensors>
 void require_each_apart(std::span<const Named> outputs, ForTensors for_tensors) {
   for (const Named& output : outputs) {
-    const Place place(*output.tensor);
-    if (place.end == 0) continue;
+    if (Extent(*output.tensor).empty()) continue;
     for_tensors([&](const char* name, const Tensor& t) {
-      if (!share_memory(*output.tensor, place, t)) return;
+      if (!share_memory(*output.tensor, t)) return;
       const auto is_itself_or_later = [&](const Named& o) {
         return o.tensor == &t && &o >= &output;
       };
@@ -138,10 +107,8 @@ void require_usable(const char* name, const void* data, std::int64_t bytes, cons
   }
   // The tensor is only compared: nothing writes through it.
   const Tensor block = Tensor::contiguous(const_cast<void*>(data), DType::uint8, {bytes}, p.device);
-  const Place place(block);
-  if (place.end == 0) return;
   const auto check = [&](const char* other, const Tensor& t) {
-    if (!share_memory(block, place, t)) return;
+    if (!share_memory(block, t)) return;
     throw InvalidArgument(std::string(name) + " shares memory with " + other + ": its " +
                           std::to_string(bytes) + " bytes need their own memory");
   };

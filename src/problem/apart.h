@@ -16,7 +16,7 @@ struct Named {
 };
 
 /// Throws InvalidArgument where an output has an element of an input or of another output. Views
-/// that interleave are taken to be apart, as those of one packed gradient are.
+/// that interleave without a common element are apart, as those of one packed gradient are.
 void require_apart(const ForwardTensors& tensors, const AttentionSpec& spec);
 void require_apart(const BackwardTensors& tensors, const AttentionSpec& spec);
 void require_apart(std::span<const Named> outputs, std::span<const Named> inputs);

@@ -11,6 +11,14 @@
 
 namespace {
 
+TEST(Version, HeadersAndLibraryAgree) {
+  const std::string headers = std::to_string(TW_VERSION_MAJOR) + "." +
+                              std::to_string(TW_VERSION_MINOR) + "." +
+                              std::to_string(TW_VERSION_PATCH);
+  EXPECT_EQ(tw_version(), headers);
+  EXPECT_EQ(tilewise::version(), headers);
+}
+
 tw_tensor tensor(float* data, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) {
   tw_tensor t = TW_INIT(tw_tensor);
   t.data = data;

@@ -36,6 +36,7 @@ PROGRAMS = {
     "faults": False,
     "append": False,
     "merge_rows": False,
+    "textbook": False,
     "flash_sm80": False,
     "flash_sm80_wide": True,
     "flash_sm80_ragged": True,

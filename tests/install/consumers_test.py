@@ -47,7 +47,8 @@ class InstalledTree(unittest.TestCase):
         source = str(HERE / "consumer_cpp")
         run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={self.prefix}")
         run("cmake", "--build", build)
-        self.assertEqual(run(f"{build}/consumer").split(), ["tilewise", self.version(), "1.5"])
+        shown = run(f"{build}/consumer").split()
+        self.assertEqual(shown, ["tilewise", self.version(), "1.5", self.version()])
 
     def test_a_struct_that_names_one_field_has_no_warning(self) -> None:
         """-Wextra warns of fields without a default that a designated initializer leaves out."""
@@ -79,10 +80,11 @@ class InstalledTree(unittest.TestCase):
         warnings = " ".join(WARNINGS)
         run("sh", "-c", f"cc -std=c11 {warnings} '{source}' -o '{binary}' {flags}")
         shown = run(str(binary), LD_LIBRARY_PATH=str(self.lib))
-        self.assertEqual(shown.split(), ["tilewise", self.version(), "1.5"])
+        self.assertEqual(shown.split(), ["tilewise", self.version(), "1.5", self.version()])
 
     def test_a_subproject_keeps_to_its_own_folders(self) -> None:
-        """Within another project, installed where that project says, also outside its prefix."""
+        """Within another project, installed where that project says, also outside its prefix. Its
+        `all` compiles a kernel pack, which takes minutes, only if asked."""
         source, build = self.folder / "whole", self.folder / "build"
         source.mkdir()
         (source / "CMakeLists.txt").write_text(
@@ -104,6 +106,10 @@ class InstalledTree(unittest.TestCase):
                 PKG_CONFIG_PATH=str(lib / "pkgconfig"),
             ).split()
             self.assertEqual(Path(said.removeprefix(flag)).resolve(), folder)
+        for asked in (False, True):
+            run("cmake", *(["-DTILEWISE_PACK=90"] if asked else []), str(build))
+            inputs = run("ninja", "-C", str(build), "-t", "inputs", "all").split()
+            self.assertEqual("tilewise/tools/tilewise_pack" in inputs, asked)
 
     def test_examples(self) -> None:
         """The examples' one line builds them, and what they print about themselves is right."""
@@ -122,7 +128,9 @@ class InstalledTree(unittest.TestCase):
 
     @staticmethod
     def version() -> str:
-        return (HERE.parent.parent / "VERSION").read_text(encoding="utf-8").strip()
+        """The headers' version, in the repository."""
+        header = (HERE.parent.parent / "include/tilewise/version.h").read_text(encoding="utf-8")
+        return ".".join(re.findall(r"^#define TW_VERSION_\w+ (\d+)$", header, re.MULTILINE))
 
 
 if __name__ == "__main__":

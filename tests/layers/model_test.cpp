@@ -390,6 +390,28 @@ TEST(Trainer, NumbersThatNameNothingAreRefused) {
   EXPECT_EQ(trainer.status().steps, 1);
 }
 
+TEST(Trainer, OptionsThatMeanNothingAreRefused) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  Model model(pupil(LayerKind::flash));
+  for (const auto& [options, name] : std::vector<std::pair<TrainOptions, std::string>>{
+           {{.learning_rate = kNaN}, "learning_rate"},
+           {{.learning_rate = -1e-3}, "learning_rate"},
+           {{.beta1 = 1.0}, "beta1"},
+           {{.beta2 = kNaN}, "beta2"},
+           {{.epsilon = -1e-8}, "epsilon"},
+           {{.initial_scale = 0.0}, "initial_scale"},
+           {{.initial_scale = 1e39}, "initial_scale"},
+           {{.growth_interval = 0}, "growth_interval"},
+           {{.growth_interval = std::int64_t{1} << 32}, "growth_interval"}}) {
+    try {
+      Trainer trainer(model, options);
+      ADD_FAILURE() << name << " is accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("options." + name + " is ", 0), 0U) << error.what();
+    }
+  }
+}
+
 TEST(Trainer, LearnsAndTheLossFalls) {
   for (const LayerKind kind : {LayerKind::flash, LayerKind::original, LayerKind::adaptive}) {
     Model model(pupil(kind));

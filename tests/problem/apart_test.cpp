@@ -67,15 +67,23 @@ TEST(Apart, OutputsShareMemoryWithNothingThatIsCaptured) {
                {"dcaptures is", "shares memory with dk"});
 }
 
+/// dk and dv as slices of one packed gradient (B, S, 2, H, 8), dv from element `at` on.
+void pack_gradients(Call& c, std::int64_t at) {
+  c.backward.v.sizes[3] = c.backward.dv.sizes[3] = 8;
+  c.backward.o.sizes[3] = c.backward.d_o.sizes[3] = 8;
+  for (Tensor* t : {&c.backward.dk, &c.backward.dv}) t->strides = {224, 8, 32, 1};
+  c.backward.dv.data = static_cast<float*>(c.backward.dk.data) + at;
+}
+
 TEST(Apart, OutputsMayInterleave) {
-  EXPECT_EQ(backward_message([](Call& c) {  // one packed gradient: (B, S, 2, H, 8)
-              auto* dkv = static_cast<float*>(c.backward.dk.data);
-              c.backward.v.sizes[3] = c.backward.dv.sizes[3] = 8;
-              c.backward.o.sizes[3] = c.backward.d_o.sizes[3] = 8;
-              for (Tensor* t : {&c.backward.dk, &c.backward.dv}) t->strides = {224, 8, 32, 1};
-              c.backward.dv.data = dkv + 16;
-            }),
-            "accepted");
+  EXPECT_EQ(backward_message([](Call& c) { pack_gradients(c, 16); }), "accepted");
+}
+
+TEST(Apart, OutputsThatInterleaveShareNoElement) {
+  for (const std::int64_t at : {0, 8, 15, 17, 24, 15 + 224, 32}) {
+    expect_parts(backward_message([&](Call& c) { pack_gradients(c, at); }),
+                 {"dv is float32 (2, 2, 7, 8)", "shares memory with dk"});
+  }
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,9 @@ sys.path.append(str(ROOT / "tests/cuda"))
 from kernel_emulation_test import EMULATOR, FLAGS, library_objects, write_texts  # noqa: E402
 
 CPP_SUFFIXES = {".cpp", ".cxx", ".h", ".hpp", ".cu", ".cuh"}
+# Units for clang-tidy alone, of device code that no program of the emulator includes.
+DEVICE = ROOT / "tools/ci/device"
+INSTRUCTIONS = DEVICE / "instructions.cxx"
 MAX_FILE_LINES = 500
 # STYLE has asked for short subjects since this commit.
 SHORT_SUBJECTS_SINCE = "0dd895d9"
@@ -150,13 +153,13 @@ def changed_names(since: str | None) -> set[str]:
     return set(changed) | set(git("ls-files", "--others", "--exclude-standard"))
 
 
-def included(file: Path, seen: set[Path]) -> set[Path]:
-    """A file and what it includes of ours, found as the emulator's programs find it."""
+def included(file: Path, seen: set[Path], rooms: Sequence[str]) -> set[Path]:
+    """A file and what it includes of ours, found in these rooms."""
     if file not in seen:
         seen.add(file)
         for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
-            found = (ROOT / room / name for room in ("emulator", "src", "include", "."))
-            included(next(filter(Path.is_file, found), file), seen)
+            found = (ROOT / room / name for room in rooms)
+            included(next(filter(Path.is_file, found), file), seen, rooms)
     return seen
 
 
@@ -176,15 +179,20 @@ def made_texts(build: Path, folder: Path) -> bool:
 def emulated_units(
     build: Path, folder: Path, everything: bool, since: str | None
 ) -> tuple[list[Path], list[Path]]:
-    """Programs of emulator/ that compile device code that changed, the smallest for each file, and
-    device code that changed and that none of them includes. Those that include a generated header
-    are left out where it cannot be made."""
-    programs = sorted(ROOT.glob("emulator/*.cxx"))
+    """Programs of emulator/ and units of DEVICE that compile device code that changed, the smallest
+    for each file, and device code that changed and that none of them includes. Those that include a
+    generated header are left out where it cannot be made."""
+    programs = [*sorted(ROOT.glob("emulator/*.cxx")), DEVICE / "kernels.cxx", INSTRUCTIONS]
     names = programs if everything else [ROOT / name for name in changed_names(since)]
-    changed = [path for path in names if path.suffix == ".cuh" or EMULATOR in path.parents]
+    folders = {EMULATOR, DEVICE}
+    changed = [path for path in names if path.suffix == ".cuh" or folders & set(path.parents)]
     if not changed:
         return [], []
-    reached = {path: included(path, set()) for path in programs}
+    rooms = {INSTRUCTIONS: ("src",)}
+    reached = {
+        path: included(path, set(), rooms.get(path, ("emulator", "src", "include", ".")))
+        for path in programs
+    }
     if not made_texts(build, folder):
         line = '#include "expression_texts.h"'
         asks = {
@@ -231,8 +239,10 @@ def tidy_options(folder: Path, unit: Path) -> list[str]:
         # takes minutes. clang 14 has _Float16 with AVX-512 FP16.
         off = "-bugprone-implicit-widening-of-multiplication-result,"
         off += "-bugprone-reserved-identifier,-clang-analyzer-*"
-        own = ["-I", str(folder), "-mavx512fp16", "-x", "c++"]
-        return [f"--checks={off}", str(unit), "--", *FLAGS, *own]
+        own = [*FLAGS, "-I", str(folder), "-mavx512fp16"]
+        if unit == INSTRUCTIONS:
+            own = ["--target=nvptx64-nvidia-cuda", "-std=c++20", "-I", str(ROOT / "src")]
+        return [f"--checks={off}", str(unit), "--", *own, "-x", "c++"]
     # The commands are g++'s, and so are some of their warning options.
     return ["-p", str(folder), "--extra-arg=-Wno-unknown-warning-option", str(unit)]
 
@@ -265,7 +275,7 @@ def clang_tidy(
         reason = f"not reached in {seconds:.0f} s: " + ", ".join(relative(missed))
         results.append(Result("lint", f"clang-tidy on {len(missed)} more", Status.SKIPPED, reason))
     if without:
-        reason = "no program of the emulator here includes " + ", ".join(relative(without))
+        reason = "no unit here includes " + ", ".join(relative(without))
         results.append(Result("lint", "clang-tidy on device code", Status.SKIPPED, reason))
     return [result for result in results if result is not None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ DROP_INS = ("flash-attention", "torch-samples", "torch-sdpa", "transformers", "x
 def _state(suite: Report) -> str:
     """What was run: the tag, or the commit."""
     ref: str = suite.get("ref", "of that torch")
-    return ref[:12] if ref == suite.get("commit") else ref
+    return ref[:12] if re.fullmatch("[0-9a-f]{40}", ref) else ref
 
 
 def suites(results: Path, names: tuple[str, ...]) -> list[str]:
@@ -86,5 +87,5 @@ def suites(results: Path, names: tuple[str, ...]) -> list[str]:
                 ("fail", suite["failed"]),
             ):
                 said = "; ".join(f"{count}: {why}" for why, count in reasons.items())
-                notes += [f"- {TITLES[name]}, {what}. {said}."] if said else []
+                notes += [f"- {report['device']}, {TITLES[name]}, {what}. {said}."] if said else []
     return [*lines, "", *notes] if notes else lines

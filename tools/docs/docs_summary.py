@@ -104,7 +104,7 @@ QUESTIONS = (
     Question(
         "Vision, small problems, cross attention",
         {"vision": "vision", "small": "small", "cross": "cross"},
-        "Vision has 197 to 577 rows. Small has 128 to 512 rows and batch 1 to 8. Cross has 77 to "
+        "Vision has 197 to 1,024 rows. Small has 128 to 512 rows and batch 1 to 8. Cross has 77 to "
         "1,500 keys.",
         by_pass_and_dim,
         "shapes | pass | dim",

@@ -1,4 +1,4 @@
-"""attention-gym's masks and score functions, from its own files with one import changed."""
+"""attention-gym's masks, score functions and pages, from its own files with one import changed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SOURCE = Source(
     "meta-pytorch",
     "attention-gym",
     "7fdb85d0b96668397adee48de54b6f1036497717",
-    ("attn_gym/masks", "attn_gym/mods", "attn_gym/utils.py"),
+    ("attn_gym/masks", "attn_gym/mods", "attn_gym/utils.py", "examples/paged_attention"),
 )
 ALL = True  # combinations run
-OURS = {"and_masks", "or_masks", "noop_mask"}
-IMPORT = re.compile(r"^from torch\.nn\.attention\.flex_attention import (.*)$", re.MULTILINE)
+OURS = {"BlockMask", "and_masks", "or_masks", "noop_mask"}
+IMPORT = re.compile(r"^from torch\.nn\.attention\.flex_attention import (\((?:[^)]*)\)|.*)$", re.M)
 
 
 def _changed(line: re.Match[str]) -> str:
-    names = [name.strip() for name in line[1].split(",")]
+    names = [name for part in line[1].strip("()").split(",") if (name := part.strip())]
     ours = [name for name in names if name in OURS]
     theirs = [name for name in names if name not in OURS]  # types, for annotations
     lines = [f"from tilewise import {', '.join(ours)}"] if ours else []
@@ -37,6 +37,8 @@ def adapt(fetched: Fetched, into: Path, device: str) -> Path:
     for name in ("attn_gym", "gym_of_ours"):
         shutil.copytree(fetched.folder / "attn_gym", into / name)
         (into / name / "__init__.py").touch()
+        pages = fetched.folder / "examples/paged_attention/paged_attention.py"
+        shutil.copy(pages, into / name / "paged_attention.py")
     for path in (into / "gym_of_ours").rglob("*.py"):
         text = path.read_text().replace("attn_gym", "gym_of_ours")
         # Both packages would define an operator of this name in torch.

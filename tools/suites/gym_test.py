@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import attn_gym.masks
 import attn_gym.masks.vsa
 import attn_gym.mods
+import attn_gym.paged_attention
 import gym_of_ours.masks
 import gym_of_ours.masks.vsa
 import gym_of_ours.mods
+import gym_of_ours.paged_attention
 import pytest
 import tilewise
 import torch
@@ -25,8 +27,16 @@ from torch.nn.attention import flex_attention as torch_s
 
 DEVICE = os.environ["SUITE_DEVICE"]
 B, H, S, D = 2, 4, 64, 16
-TORCH_GYM = SimpleNamespace(masks=attn_gym.masks, mods=attn_gym.mods, vsa=attn_gym.masks.vsa)
-OUR_GYM = SimpleNamespace(masks=gym_of_ours.masks, mods=gym_of_ours.mods, vsa=gym_of_ours.masks.vsa)
+
+
+def gym(package: ModuleType, flex: ModuleType) -> SimpleNamespace:
+    """A copy of the package, and the module of FlexAttention's functions that it imports."""
+    masks = package.masks
+    own = {"masks": masks, "vsa": masks.vsa, "mods": package.mods, "pages": package.paged_attention}
+    return SimpleNamespace(**own, flex=flex)
+
+
+TORCH_GYM, OUR_GYM = gym(attn_gym, torch_s), gym(gym_of_ours, tilewise)
 OFFSETS = torch.tensor([0, 11, 12, 40, S], dtype=torch.int32, device=DEVICE)
 # Of the largest element, by type: O and gradients are rounded to it, as P and dS are inside.
 CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -38,6 +48,8 @@ class Entry(NamedTuple):
     keys: int = S
     learned: tuple[Tensor, ...] = ()
     written_out: Callable[[Tensor], Tensor] | None = None  # of scores (B, H, Sq, Sk)
+    block_mask: Any = None  # of the function, as the gym makes it
+    cache: Any = None  # of pages, which hold the keys
 
 
 Maker = Callable[
@@ -111,6 +123,38 @@ def vsa_map(gym: SimpleNamespace, _: torch.dtype, tiles: Tensor | None) -> Entry
     return Entry(gym.vsa.generate_vsa_block_map_mask_mod(visible, 8, tiles))
 
 
+def causal_by_blocks(gym: SimpleNamespace, _: torch.dtype, apart: bool, rows: int = S) -> Entry:
+    made = gym.masks.causal.create_causal_block_mask_fast(
+        1, 1, rows, S, DEVICE, block_size=16, separate_full_blocks=apart
+    )
+    return Entry(gym.masks.causal_mask, rows, block_mask=made)
+
+
+def vsa_blocks(gym: SimpleNamespace, _: torch.dtype, keys: int, padded: bool) -> Entry:
+    """Two tiles of 16 keys for each of 4 query tiles, listed as blocks of 16 x `keys`."""
+    scores = torch.rand(B, H, 4, 4, generator=torch.Generator().manual_seed(7))
+    tiles = scores.topk(2, -1).indices.to(DEVICE, torch.int32)
+    filled = torch.tensor([16, 9, 16, 12], device=DEVICE) if padded else None
+    if keys == 16:
+        made = gym.vsa.create_vsa_block_mask(tiles, 16, 4, filled)
+    else:
+        made = gym.vsa.create_vsa_flash_block_mask(tiles, 16, 4, keys, filled)
+    return Entry(gym.vsa.generate_vsa_mask_mod(tiles, 16, filled), block_mask=made)
+
+
+def pages(gym: SimpleNamespace, _: torch.dtype) -> Entry:
+    """The example's cache of pages of 16, taken in turns by two entries."""
+    cache = gym.pages.PagedAttention(12, 16, B, device=DEVICE)
+    for length in (20, S):
+        for entry in (1, 0):
+            cache.reserve(torch.tensor(entry, device=DEVICE), torch.tensor(length, device=DEVICE))
+    logical = gym.flex.create_block_mask(
+        gym.masks.causal_mask, B, 1, S, S, device=DEVICE, BLOCK_SIZE=16
+    )
+    made = cache.convert_logical_block_mask(logical)
+    return Entry(gym.masks.causal_mask, block_mask=made, cache=cache)
+
+
 def plain(make: Callable[[Any], Callable[..., Any]], rows: int = S, keys: int = S) -> Maker:
     """A function that learns nothing."""
     return lambda gym, dtype: Entry(make(gym), rows, keys)
@@ -164,6 +208,14 @@ MASKS: dict[str, Maker] = {
     "vsa_top_k_padded": plain(lambda g: g.masks.generate_vsa_mask_mod(selected(), 8, sizes())),
     "vsa_map": partial(vsa_map, tiles=None),
     "vsa_map_padded": partial(vsa_map, tiles=sizes()),
+    "causal_blocks": partial(causal_by_blocks, apart=True),
+    "causal_blocks_short": partial(causal_by_blocks, apart=True, rows=33),
+    "causal_blocks_together": partial(causal_by_blocks, apart=False),
+    "pages": pages,
+    "vsa_blocks": partial(vsa_blocks, keys=16, padded=False),
+    "vsa_blocks_padded": partial(vsa_blocks, keys=16, padded=True),
+    "vsa_flash_blocks": partial(vsa_blocks, keys=8, padded=False),
+    "vsa_flash_blocks_padded": partial(vsa_blocks, keys=8, padded=True),
     "vsa_padding": plain(lambda g: g.vsa.generate_vsa_padding_mask_mod(sizes(), 8)),
 }
 SCORES: dict[str, Maker] = {
@@ -217,12 +269,29 @@ def formula(entry: Entry, is_score: bool, q: Tensor, k: Tensor, v: Tensor) -> Te
     return torch.where(sees, torch.softmax(torch.where(sees, scores, 0.0), -1), 0.0) @ v
 
 
+def in_pages(cache: object, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The cache's tensors, which keep the graph of k and v."""
+    place = torch.arange(S, device=DEVICE)
+    table: Tensor = cache.page_table  # type: ignore[attr-defined]
+    rows = table[:, place // 16] * 16 + place % 16
+    made = []
+    for t in (k, v):
+        flat = t.transpose(0, 1).flatten(1, 2)[None]
+        empty = flat.new_zeros(1, t.shape[1], 12 * 16, D)
+        made.append(empty.index_copy(2, rows.flatten(), flat))
+    return made[0], made[1]
+
+
 def flex(
     module: ModuleType, entry: Entry, is_score: bool, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     options: dict[str, Any] = {"enable_gqa": k.shape[1] != H}
     if is_score:
         options["score_mod"] = entry.function
+    elif entry.block_mask is not None:
+        options["block_mask"] = entry.block_mask
+        if entry.cache is not None:
+            k, v = in_pages(entry.cache, k, v)
     else:
         mask = (entry.function, B, H, entry.rows, entry.keys)
         options["block_mask"] = module.create_block_mask(*mask, device=DEVICE, BLOCK_SIZE=16)
@@ -250,7 +319,8 @@ def test_gym(name: str, dtype: torch.dtype, key_heads: int) -> None:
     wide = [t.detach().double().requires_grad_() for t in leaves]
     wanted_o = formula(exact, is_score, *wide)
     wanted = torch.autograd.grad(wanted_o, [*wide, *exact.learned], d_o.double())
-    if dtype == torch.float32 and key_heads == H:  # the formula is FlexAttention's
+    # The formula is FlexAttention's, which reads a list of blocks only where it is compiled.
+    if dtype == torch.float32 and key_heads == H and exact.block_mask is None:
         torch._dynamo.reset()  # else it takes this function's numbers for sizes that vary
         theirs = flex(torch_s, exact, is_score, *(t.detach() for t in wide))
         check("FlexAttention's O", theirs, wanted_o, torch.float32)

@@ -24,6 +24,7 @@ NAMES = {
     "sdp_choice": "asks torch for its own choice",
     "invalid": "an error of torch's own kernels",
     "fail": "an error of torch's own kernels",
+    "fastpath_fp16": "torch's own C++ attention",
 }
 left_out: set[str] = set()  # of the test that runs
 

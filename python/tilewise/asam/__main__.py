@@ -64,34 +64,39 @@ def forward(arguments: argparse.Namespace) -> Iterator[Row]:
 def training(arguments: argparse.Namespace) -> Iterator[Row]:
     """A training step of Flash in 32 and in 16 bits, batch 4, Adam: seed 003's table 2.1.
 
-    ms are medians. The losses are those of all steps without dropout, whose masks differ by type on
-    CUDA, from the same weights on the same batch.
+    ms are medians of steps that run in turn. The losses are those of all steps without dropout,
+    whose masks differ by type on CUDA, from the same weights on the same batch.
     combined_speedup: of the first type of 16 bits over the published layers in fp32.
     """
     types = precisions(arguments.device)
     for n in arguments.lengths or [128, 256, 512, 1024]:
+        jobs = {p: Job("flash", 4, n, arguments.device, True, p) for p in types}
+        arguments.tell(f"{n} tokens, time")
+        published = Job("original", 4, n, arguments.device, True)
+        *own, original_ms = _ms_in_turn([*jobs.values(), published], arguments.runs)
         row: Row = {"seq": n}
         curves: dict[str, list[float]] = {}
-        for precision in types:
+        for (precision, job), ms in zip(jobs.items(), own, strict=True):
             arguments.tell(f"{n} tokens, {precision}")
-            job = Job("flash", 4, n, arguments.device, True, precision)
-            row[f"{precision}_ms"] = _step_ms(job, arguments.runs)
+            row[f"{precision}_ms"] = ms
             curves[precision] = _losses(replace(job, drops=False), arguments.runs)
             row[f"{precision}_mib"] = mib(peak_bytes(job))
         for precision in types[1:]:
             row[f"{precision}_speedup"] = row["fp32_ms"] / row[f"{precision}_ms"]
             pairs = zip(curves[precision], curves["fp32"], strict=True)
             row[f"{precision}_loss_off_percent"] = 100 * max(abs(a - b) / b for a, b in pairs)
-        arguments.tell(f"{n} tokens, published")
-        published = Job("original", 4, n, arguments.device, True)
-        row["original_fp32_ms"] = _step_ms(published, arguments.runs)
-        row["combined_speedup"] = row["original_fp32_ms"] / row[f"{types[1]}_ms"]
+        row["original_fp32_ms"] = original_ms
+        row["combined_speedup"] = original_ms / row[f"{types[1]}_ms"]
         yield row
 
 
-def _step_ms(job: Job, runs: int) -> float:
-    """The median time of a job's steps, after three warm-ups."""
-    return timed(job.step(), job.device, 3, runs).median_ms
+def _ms_in_turn(jobs: list[Job], runs: int) -> list[float]:
+    """The median time of each job's steps, after three warm-ups.
+
+    One step of each runs after the other: a short step's time is the host's, which drifts.
+    """
+    steps = [job.step() for job in jobs]
+    return [timing.median_ms for timing in timed_in_turn(steps, jobs[0].device, 3, runs)]
 
 
 def _losses(job: Job, runs: int) -> list[float]:
@@ -189,19 +194,21 @@ def precision(arguments: argparse.Namespace) -> Iterator[Row]:
     lengths = arguments.lengths or [128, 256, 512, 1024]
     narrow = precisions(arguments.device)[1]
 
-    def ms(batch: int, n: int, precision: str) -> float:
-        arguments.tell(f"batch {batch}, {n} tokens, {precision}")
-        job = Job("flash", batch, n, arguments.device, True, precision)
-        return timed(job.step(), arguments.device, 3, arguments.runs).median_ms
+    def ms(batch: int, n: int) -> dict[str, float]:
+        arguments.tell(f"batch {batch}, {n} tokens")
+        kinds = ("fp32", narrow)
+        jobs = [Job("flash", batch, n, arguments.device, True, kind) for kind in kinds]
+        return dict(zip(kinds, _ms_in_turn(jobs, arguments.runs), strict=True))
 
     threshold = None
     for n in sorted(lengths, reverse=True):
-        if ms(4, n, narrow) > 0.95 * ms(4, n, "fp32"):
+        at_batch_4 = ms(4, n)
+        if at_batch_4[narrow] > 0.95 * at_batch_4["fp32"]:
             break
         threshold = n
     for n in lengths:
         for batch in (1, 2, 8):
-            both = {"fp32": ms(batch, n, "fp32"), narrow: ms(batch, n, narrow)}
+            both = ms(batch, n)
             chosen = narrow if threshold is not None and n >= threshold else "fp32"
             yield {
                 "seq": n,

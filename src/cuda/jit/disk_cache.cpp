@@ -121,6 +121,18 @@ bool DiskCache::write(const KernelEntry& entry) const {
   return !failed;
 }
 
+bool DiskCache::is_writable() const {
+  if (folder_.empty()) return false;
+  make_private_folder(folder_);
+  const fs::path probe = fs::path(folder_) / ("probe" + temporary_suffix());
+  std::ofstream out(probe);
+  out << "probe";
+  out.close();
+  std::error_code ignored;
+  fs::remove(probe, ignored);
+  return !out.fail();
+}
+
 CompileTurn::CompileTurn(const DiskCache& cache, const std::string& key) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kLongest{120};  // far above any compilation

@@ -23,6 +23,8 @@ class DiskCache {
   std::optional<KernelEntry> read(const std::string& key, const std::string& compiler) const;
   /// False when it could not be written.
   bool write(const KernelEntry& entry) const;
+  /// Whether a file can be written there now.
+  bool is_writable() const;
 
   /// Descriptions of all entries, by name.
   std::vector<KernelEntry> list() const;

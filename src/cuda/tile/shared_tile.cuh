@@ -225,7 +225,7 @@ __forceinline__ void product_register(Acc (&sum)[kM][kN], const FragmentA<kPlane
         }
       }
       // Accumulators of kM rows wait meanwhile; one plane needs fewer fragments.
-      limit_overlap<kCols * kPlanes*(kPlanes == 2 ? kM : 1)>();
+      limit_overlap<kCols * kPlanes*(1 + (kPlanes - 1) * (kM - 1))>();
     }
   } else {
 #pragma unroll

@@ -187,6 +187,12 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 1);
   p.heads_q = p.heads_k = 10;
   EXPECT_EQ(bwd_sm90_parts(p, bwd_sm90_config(p)), 6);
+  // The longest of 128 tiles has little more than its share, of 32 a multiprocessor's.
+  p = problem(512, 128, true);
+  p.batch = 4, p.heads_q = 32, p.heads_k = 8;
+  EXPECT_FALSE(bwd_sm90_config(p).sums.split);
+  p.batch = 1;
+  EXPECT_TRUE(bwd_sm90_config(p).sums.split);
 }
 
 TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
@@ -232,6 +238,40 @@ TEST(BwdSm90, LongRowsOfNarrowHeadsHaveMoreStages) {
   }
 }
 
+/// Sequences of `lengths` rows of both queries and keys, in one tensor.
+Problem packed(const std::vector<int>& lengths, std::int64_t dim, bool causal) {
+  Problem p = problem(1024, dim, causal);
+  p.packed = true;
+  p.batch = std::ssize(lengths);
+  p.total_q = p.total_k = std::accumulate(lengths.begin(), lengths.end(), 0);
+  p.seq_q = p.seq_k = *std::max_element(lengths.begin(), lengths.end());
+  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(1, p.heads_q, p.total_q, dim);
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.dq, &p.dk, &p.dv}) t->strides[0] = 0;
+  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, p.total_q}, p.device);
+  return p;
+}
+
+TEST(BwdSm90, ManyRowsAreFewChunks) {
+  const auto chunk_rows = [](const Problem& p) { return bwd_sm90_config(p).shape.chunk_rows; };
+  EXPECT_EQ(chunk_rows(problem(2048, 64, true)), 512);
+  EXPECT_EQ(chunk_rows(problem(4096, 64, false)), 256) << "not timed";
+  EXPECT_EQ(chunk_rows(problem(1024, 128, true)), 256);
+  EXPECT_EQ(chunk_rows(problem(130, 80, true)), 192);
+  EXPECT_EQ(chunk_rows(problem(253, 80, true)), 256);
+  EXPECT_EQ(chunk_rows(problem(339, 80, true)), 128);
+  Problem p = problem(4096, 64, true);
+  p.deterministic = true;
+  EXPECT_EQ(chunk_rows(p), 256) << "not timed";
+  p = problem(16384, 64, true);
+  p.batch = p.heads_q = p.heads_k = 1;
+  EXPECT_EQ(chunk_rows(p), 256) << "a quarter of a wave";
+  p = packed({8000, 2048, 200, 1024}, 64, false);
+  EXPECT_EQ(chunk_rows(p), 512);
+  const Config config = bwd_sm90_config(p);
+  EXPECT_EQ(config.shape.q_stages, 3);
+  EXPECT_GE(bwd_sm90::SharedPlan(config).kept, 8192) << "offsets beside three stages";
+}
+
 TEST(BwdSm90, ShortTilesAreConvertedAWaveLater) {
   Problem p = problem(577, 64, false);
   p.batch = 32, p.heads_q = p.heads_k = 16;
@@ -252,7 +292,7 @@ TEST(BwdSm90, GroupedHeadsAreCutWhereTheirQueriesWouldNotStayInTheCache) {
   const bwd_sm90::SectionOrder order = bwd_sm90_order(p, config);
   EXPECT_EQ(order.heads, 4 * 32);
   EXPECT_EQ(order.section_heads * order.blocks, 64);  // as with as many key heads
-  EXPECT_EQ(bwd_sm90_jobs(p, config), 4 * 32 * (32 + 32 + 32) + 4 * 4 * 32);
+  EXPECT_EQ(bwd_sm90_jobs(p, config), 4 * 32 * (16 + 32 + 16) + 4 * 4 * 32);
   const Cost cost = cost_by(kFlashBackwardSm90, p, h100());
   EXPECT_EQ(cost.memory.back().bytes, 4 * 4 * 4096 * (128 + 128) * 4);
   p.deterministic = true;
@@ -308,14 +348,14 @@ TEST(BwdSm90, TimeModelIsNearTheMeasuredTimes) {
   }
 }
 
-// An H200 (shapes-sm90-tried-2.csv).
+// An H200 (bwd-sm90-chunks.csv, shapes-sm90-tried-2.csv).
 TEST(BwdSm90, TimeModelKnowsNarrowSums) {
   const struct {
     std::int64_t batch, heads, seq, dim;
     bool causal;
     double ms;
-  } measured[] = {{64, 20, 130, 80, true, 0.240},
-                  {64, 20, 253, 80, true, 0.293},
+  } measured[] = {{64, 20, 130, 80, true, 0.192},
+                  {64, 20, 253, 80, true, 0.286},
                   {64, 6, 339, 80, false, 0.179},
                   {32, 16, 577, 72, false, 0.514}};
   for (const auto& m : measured) {
@@ -324,19 +364,6 @@ TEST(BwdSm90, TimeModelKnowsNarrowSums) {
     const double ms = bwd_sm90_ms(p, bwd_sm90_config(p), h100());
     EXPECT_NEAR(ms / m.ms, 1.0, 0.06) << m.seq << ' ' << m.dim;
   }
-}
-
-/// Sequences of `lengths` rows of both queries and keys, in one tensor.
-Problem packed(const std::vector<int>& lengths, std::int64_t dim, bool causal) {
-  Problem p = problem(1024, dim, causal);
-  p.packed = true;
-  p.batch = std::ssize(lengths);
-  p.total_q = p.total_k = std::accumulate(lengths.begin(), lengths.end(), 0);
-  p.seq_q = p.seq_k = *std::max_element(lengths.begin(), lengths.end());
-  p.q = p.k = p.v = p.o = p.d_o = p.dq = p.dk = p.dv = rows(1, p.heads_q, p.total_q, dim);
-  for (Tensor* t : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.dq, &p.dk, &p.dv}) t->strides[0] = 0;
-  p.lse = Tensor::contiguous(p.q.data, DType::float32, {p.batch, p.heads_q, p.total_q}, p.device);
-  return p;
 }
 
 TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
@@ -363,9 +390,9 @@ TEST(BwdSm90, PackedSequencesHaveBlocksOfTheirOwn) {
 }
 
 TEST(BwdSm90, LongPackedSequencesHaveLongChunks) {
-  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 64, true)).shape.chunk_rows, 256);
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 64, true)).shape.chunk_rows, 512);
   EXPECT_EQ(bwd_sm90_config(packed({256, 512, 256}, 64, true)).shape.chunk_rows, 128);
-  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).shape.chunk_rows, 128);
+  EXPECT_EQ(bwd_sm90_config(packed({4096, 1024, 2000}, 128, true)).shape.chunk_rows, 256);
 }
 
 TEST(BwdSm90, LongPackedSequencesTakeSpans) {

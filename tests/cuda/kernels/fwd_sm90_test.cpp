@@ -253,6 +253,12 @@ TEST(ForwardSm90, AModificationHasItsOwnKernel) {
   EXPECT_EQ(modification(), Modification::general);
   p.alibi_slopes = {};
   EXPECT_EQ(modification(), Modification::general);
+  p = problem(DType::bfloat16, 300, 500, 128, 128);
+  p.alibi_slopes = Tensor::contiguous(slopes, DType::float32, {1, 4}, p.device);
+  p.right = 0;
+  EXPECT_EQ(modification(), Modification::leaning);
+  p.right = 1;
+  EXPECT_EQ(modification(), Modification::alibi) << "a key right of the diagonal";
 }
 
 // Row i of a sequence of n rows that begins at row b: x = N - n + i, y = n + b.

@@ -21,5 +21,6 @@ int main(void) {
   tw_status status = tw_forward(&args, NULL, NULL, NULL);
   if (status != TW_OK) fprintf(stderr, "%s\n", tw_last_error());
   printf("tilewise %s %g\n", tw_version(), (double)o);
+  printf("%d.%d.%d\n", TW_VERSION_MAJOR, TW_VERSION_MINOR, TW_VERSION_PATCH);
   return (int)status;
 }

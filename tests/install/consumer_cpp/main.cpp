@@ -11,5 +11,5 @@ int main() {
                      .o = tilewise::Tensor::bhsd(&o, f32, 1, 1, 1, 1),
                      .lse = {}},
                     {.causal = tilewise::Causal::bottom_right});
-  std::printf("tilewise %s %g\n", tilewise::version(), static_cast<double>(o));
+  std::printf("tilewise %s %g\n%s\n", tilewise::version(), static_cast<double>(o), FOUND);
 }

@@ -33,7 +33,8 @@ struct Refinement {
   __forceinline__ void run(const BlockRange& range) const {
     of.load_queries();
     Rows sum = {}, weighted = {}, origin = {}, top;
-    for (float& x : top) x = kMoves ? -infinity() : 0.0F;
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) top[r] = is_rounded(r) ? -infinity() : 0.0F;
     of.for_blocks(
         range, [](int) {},
         [&](int block, int, bool cut) { add_block(block, cut, sum, weighted, origin, top); });
@@ -116,7 +117,7 @@ struct Refinement {
     if (kMoves && base2 != 0.0F) args.lse2[of.row_index(i)] = of.lse2[r] + base2;
     // A sink's gradient is a sum over rows: what rounding took from P of each shows.
     const bool shows = args.sinks != nullptr && args.lse2_low != nullptr;
-    if (kConfig.form.scaled || shows || (kMoves && fabsf(of.lse2[r]) > kCoarseUnderBias)) {
+    if (kConfig.form.scaled || shows || is_rounded(r)) {
       args.lse2_low[of.row_index(i)] = log2_approx(total);
     }
     const float d_lse =
@@ -124,6 +125,10 @@ struct Refinement {
             ? 0.0F
             : args.d_lse[of.batch * args.d_lse_b + of.head * args.d_lse_h + i * args.d_lse_s];
     args.delta[of.row_index(i)] = products / total + base * (seen / total) - d_lse;
+  }
+  /// The row's LSE may lack its log l. Only such rows get a new lse2, and its low part with it.
+  __forceinline__ bool is_rounded(int r) const {
+    return kMoves && fabsf(of.lse2[r]) > kCoarseUnderBias;
   }
   /// What sums of a row count from once they meet `x`: 0, as without a bias, where that will do.
   static __forceinline__ float reach(float top, float x) {

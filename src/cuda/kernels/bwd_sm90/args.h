@@ -23,10 +23,12 @@ using tile::SectionOrder;
 struct Shape {
   int block_m = 64;      ///< queries of a step: 64 or 128
   int block_n = 128;     ///< keys of a tile: 128, large_dim(): 64
-  int chunk_rows = 128;  ///< query rows that are prepared or converted together
+  int chunk_rows = 128;  ///< query rows that are prepared or converted together: at most 512
   int q_stages = 2;      ///< of Q in shared memory
   int do_stages = 2;     ///< of dO
   int k_stages = 1;      ///< of K: 2, and the next tile's comes while this one is computed
+  /// Rows of dQ that the copy engine stores at once.
+  constexpr int chunk_box() const { return chunk_rows < 256 ? chunk_rows : 256; }
   bool operator==(const Shape&) const = default;
 };
 

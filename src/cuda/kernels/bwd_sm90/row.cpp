@@ -262,7 +262,7 @@ void fill_maps(RaggedArgs& args, const Problem& p, const Config& config) {
   set_map(args.q, p.q, config.shape.block_m, q_rows);
   set_map(args.o, p.o, config.shape.block_m, q_rows);
   set_map(args.d_o, p.d_o, config.shape.block_m, q_rows);
-  set_map(args.dq, p.dq, config.large_dim() ? 64 : config.shape.chunk_rows, q_rows);
+  set_map(args.dq, p.dq, config.large_dim() ? 64 : config.shape.chunk_box(), q_rows);
   set_map(args.k, p.k, config.shape.block_n, config.ragged() ? args.of.k_rows : 0);
   set_map(args.v, p.v, config.shape.block_n, config.ragged() ? args.of.k_rows : 0);
   set_map(args.dk, p.dk, 64, k_rows);

@@ -1,7 +1,6 @@
 #include "cuda/kernels/bwd_sm90/tiles.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/host/common.h"
 #include "cuda/host/constants.h"
@@ -17,49 +16,12 @@
 #include "cuda/kernels/tile_lists/kinds.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
+
 namespace tilewise::cuda {
 namespace {
 
 using bwd_sm90::Config;
 using bwd_sm90::Mask;
-
-/// Head dims above 128: tiles of 64 keys and, where their blocks end, those of 128 queries of
-/// bwd_dq_sm90. Fitted to 16 cells on an H200, off by at most 2 % (bwd_sm90/README.md).
-double large_dim_ms(const Problem& p, const Config& config, const Hardware& machine) {
-  const double sms = std::max(1, machine.multiprocessors);
-  const bool is_192 = std::max(config.head_dim, config.head_dim_v) <= 192;
-  const double fixed_us = is_192 ? 4.1 : 5.3;  // of a tile: its start and end, rows to prepare
-  const double step_us = (is_192 ? 1.05 : 1.37) * (config.logits.softcap ? 1.3 : 1.0);
-  // A tile of queries takes 1.3 times the start and end, a step of 64 keys 1.4 times one of 64
-  // queries.
-  constexpr double kQueriesFixed = 1.3, kQueriesStep = 1.4;
-  // Blocks that the mask cuts count whole.
-  const double cut = p.has_positional_mask() ? 0.4 : 0.0;
-  const double all_queries = static_cast<double>(p.seq_q * p.group());
-  const double all_keys = static_cast<double>(p.seq_k);
-  // About half of the last blocks of packed sequences are none.
-  const std::int64_t none = p.packed ? p.batch / 2 : 0;
-  const std::int64_t entries = p.stored_batch();
-  const double key_tiles =
-      static_cast<double>(entries * p.heads_k * (bwd_sm90_key_blocks(p, config) - none));
-  const double query_tiles =
-      static_cast<double>(entries * p.heads_q * (bwd_sm90_chunks(p, config) - none));
-  const double queries =
-      std::min(visible_pairs(p) / (key_tiles * 64) + cut * 128.0 * static_cast<double>(p.group()),
-               all_queries);
-  const double keys = std::min(visible_pairs(p) / (query_tiles * 128) + cut * 192.0, all_keys);
-  const auto key_us = [&](double steps) { return fixed_us + step_us * steps / 64.0; };
-  const auto query_us = [&](double steps) {
-    return kQueriesFixed * fixed_us + kQueriesStep * step_us * steps / 64.0;
-  };
-  // Few tiles: the longest bounds them.
-  const double longest = p.has_positional_mask() ? 2.0 : 1.0;
-  const double first_us =
-      std::max(key_tiles / sms * key_us(queries), key_us(std::min(longest * queries, all_queries)));
-  const double second_us = std::max((query_tiles / sms + 0.3) * query_us(keys),
-                                    query_us(std::min(longest * keys, all_keys)));
-  return 2.0 * host::kKernelMs + 1e-3 * (first_us + second_us);
-}
 
 /// Keys of a span at least.
 constexpr std::int64_t kSpanRows = 8192;
@@ -95,17 +57,6 @@ bool waits_for_long_tiles(const Problem& p, const Config& config) {
 /// that much later nobody waits.
 constexpr int kSpanLead = 2, kSpanLag = 9;
 
-/// How much longer a step of a list takes. At dim 64 it is of 64 queries, as the list's blocks are.
-/// A consumer that passes over blocks does one product after the other, and the fewer it does the
-/// more it waits for the other one (an H200, five densities).
-double listed_step_factor(const Problem& p, const Config& config) {
-  if (!p.block_list.defined()) return 1.0;
-  const bool narrow = std::max(config.head_dim, config.head_dim_v) <= 64;
-  const double short_steps = narrow && config.shape.block_m < 128 ? 1.35 : 1.0;
-  if (!config.passes) return short_steps;
-  return short_steps * ((narrow ? 1.39 : 1.5) - 0.37 * listed_density(p));
-}
-
 /// Whether a head of packed sequences is divided into spans: where it does not stay in the L2
 /// cache, and a span has long tiles of several sequences. Grouped heads keep theirs together.
 bool takes_spans(const Problem& p, Config config) {
@@ -134,20 +85,78 @@ void narrow_dims(const Problem& p, Config& config) {
   if (config.head_dim_v == 96 && p.head_dim_v <= 80) config.head_dim_v = 80;
 }
 
+/// Whether chunks and stages were timed with what is asked for.
+bool is_plain(const Config& config) {
+  const bwd_sm90::Sums& sums = config.sums;
+  return !config.logits.modified && !config.logits.alibi && !config.options.any() &&
+         !config.expressions.any() && !config.listed() && !config.two_plane && !config.hides &&
+         config.mask != Mask::both && !sums.deterministic && !sums.bias && !sums.diagonals;
+}
+
+/// Rows of a sequence: of packed ones the mean.
+std::int64_t typical_rows(const Problem& p) {
+  return p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
+}
+
+/// Rows from which on chunks have 512 rows, where these come in three waves at least.
+constexpr std::int64_t kLongRows = 1792;
+bool fill_waves(const Problem& p, std::int64_t chunk_rows) {
+  const std::int64_t rows = p.packed ? p.total_q : p.batch * p.seq_q;
+  constexpr std::int64_t kWaves = 3;
+  return p.heads_q * rows >= kWaves * host::kTypicalMultiprocessors * chunk_rows;
+}
+
+/// Chunks of more rows are fewer jobs (an H200, bwd-sm90-chunks.csv). Of 512: dim 64, 0.986 to
+/// 1.003 of the time, 0.96 for packed sequences of 200 to 8000 rows. Of 256: above, 0.98 to 1. One
+/// for all of few rows: dim 80, 130 rows 0.88, 253 rows 0.98; but two of 192 took 1.00 to 1.04.
+void take_chunks(const Problem& p, Config& config) {
+  constexpr std::int64_t kManyRows = 1024;
+  if (!is_plain(config) || config.large_dim() || (config.ragged() && !p.packed)) return;
+  const std::int64_t rows = typical_rows(p);
+  if (config.shape.block_m == 128) {
+    const bool timed = config.mask == Mask::right || p.packed;
+    if (timed && rows >= kLongRows && fill_waves(p, 512)) config.shape.chunk_rows = 512;
+    return;
+  }
+  if (rows >= kManyRows && fill_waves(p, 256)) config.shape.chunk_rows = 256;
+  const bool few = config.sums.narrow && config.mask == Mask::right && !p.packed;
+  if (few && rows > 128 && rows <= 256) config.shape.chunk_rows = rows <= 192 ? 192 : 256;
+}
+
 /// Long rows to head dim 96: more stages of Q, which is held for two steps, let the two who compute
 /// drift apart. At dim 96 those of dO too take the place of K's second. An H200: dim 64, 4096 full
 /// and 16384 causal 0.984 and 0.988 of the time, but 577 rows 1.016; dim 96, 4096 full and 7098
-/// causal 0.975 and 0.990. Dim 128 gained nothing.
+/// causal 0.975 and 0.990. Dim 128 gained nothing. Packed sequences need room for their offsets,
+/// which K's second stage gives: 0.953. A chunk of 192 rows fills three stages: 0.91.
 void take_stages(const Problem& p, Config& config) {
-  constexpr std::int64_t kLongRows = 4096;
-  const bool plain = !config.logits.modified && !config.logits.alibi && !config.options.any() &&
-                     !config.expressions.any() && config.sums == bwd_sm90::Sums{};
-  if (!plain || config.ragged() || config.listed() || config.two_plane || config.hides) return;
-  if (config.mask == Mask::both || std::min(p.seq_q, p.seq_k) < kLongRows) return;
+  constexpr std::int64_t kManyRows = 4096;
+  if (!is_plain(config) || config.sums.split) return;
   const int dim = std::max(config.head_dim, config.head_dim_v);
+  bwd_sm90::Shape& shape = config.shape;
+  if (shape.chunk_rows == 192) shape.q_stages = shape.do_stages = 3, shape.k_stages = 1;
+  if (p.packed && dim == 64 && config.mask == Mask::none && typical_rows(p) >= kLongRows)
+    shape.q_stages = 3, shape.k_stages = 1;
+  if (config.ragged() || config.sums.narrow || std::min(p.seq_q, p.seq_k) < kManyRows) return;
   if (dim > 96) return;
-  config.shape.q_stages = 3;
-  if (dim == 96) config.shape.do_stages = 3, config.shape.k_stages = 1;
+  shape.q_stages = 3;
+  if (dim == 96) shape.do_stages = 3, shape.k_stages = 1;
+}
+
+/// Whether tiles that a diagonal makes unequal end earlier when they are cut: what the longest has
+/// more than its share, against more starts and ends and the additions of dK and dV. 4 x 32:8 heads
+/// of 512 rows, dim 128, took 0.107 ms whole and 0.140 in four parts (an H200).
+bool cut_pays(const Problem& p, const Config& config, std::int64_t tiles, std::int64_t parts) {
+  constexpr double kChainUs = 10.0, kAddedBytesPerUs = 2.2e6;
+  constexpr double kSms = host::kTypicalMultiprocessors;
+  const bool narrow = config.shape.block_m == 128;
+  const double step_us = narrow ? 2.15 : 3.8;
+  const double key_rows = static_cast<double>(tiles) * config.shape.block_n;
+  const double mean = visible_pairs(p) / key_rows;
+  const double longest = std::min(2.0 * mean, static_cast<double>(p.seq_q * p.group()));
+  const double saved_us = step_us / 128.0 * (longest - mean * static_cast<double>(tiles) / kSms);
+  const double bytes = 4.0 * (config.head_dim + config.head_dim_v) * config.shape.block_n;
+  const double part_us = (narrow ? 2.0 : 4.0) / kSms + bytes / kAddedBytesPerUs;
+  return saved_us > kChainUs + static_cast<double>(parts * tiles) * part_us;
 }
 
 }  // namespace
@@ -226,8 +235,7 @@ Config bwd_sm90_config(const Problem& p) {
     config.shape.k_stages = 1;
   // Fewer jobs, where the last chunk does not stand half empty: of packed sequences that of the
   // mean one.
-  const std::int64_t rows = p.packed ? p.total_q / std::max<std::int64_t>(1, p.batch) : p.seq_q;
-  const std::int64_t chunks = ceil_div(rows, config.shape.chunk_rows);
+  const std::int64_t chunks = ceil_div(typical_rows(p), config.shape.chunk_rows);
   if (narrow && (chunks >= 8 || (chunks % 2 == 0 && !p.packed))) config.shape.chunk_rows = 256;
   // Blocks as large as tiles too: at dim 64 the unit that also looks at bits of blocks took 5 %
   // less time where there was nothing to look at.
@@ -240,6 +248,7 @@ Config bwd_sm90_config(const Problem& p) {
   config.sums.split = bwd_sm90_parts(p, config) > 1 || bwd_sm90_sharers(p, config) > 1;
   config.spans = takes_spans(p, config);
   narrow_dims(p, config);
+  take_chunks(p, config);
   take_stages(p, config);
   return config;
 }
@@ -311,7 +320,8 @@ int bwd_sm90_parts(const Problem& p, const Config& config) {
   // Parts of one length that come in as many waves as there are parts end no earlier.
   const bool even = !p.has_positional_mask() && !p.block_list.defined();
   const bool gains = ceil_div(parts * tiles, std::int64_t{host::kTypicalMultiprocessors}) < parts;
-  return even && !gains ? 1 : static_cast<int>(parts);
+  const bool pays = even ? gains : parts == 1 || cut_pays(p, config, tiles, parts);
+  return pays ? static_cast<int>(parts) : 1;
 }
 
 int bwd_sm90_sharers(const Problem& p, const Config& config) {
@@ -385,73 +395,6 @@ int bwd_sm90_sections_apart(const bwd_sm90::SectionOrder& order, const Config& c
   const bool is_short = config.shape.block_m == 128 && order.blocks <= 8;
   const int apart = host::kTypicalMultiprocessors * (is_short ? 6 : 10) / 10;
   return static_cast<int>(ceil_div(apart, tiles));
-}
-
-double bwd_sm90_ms(const Problem& p, const Config& config, const Hardware& machine) {
-  if (config.large_dim()) return large_dim_ms(p, config, machine);
-  const double sms = std::max(1, machine.multiprocessors);
-  const int parts = config.sums.split ? bwd_sm90_parts(p, config) : 1;
-  const int sharers = config.sums.split ? bwd_sm90_sharers(p, config) : 1;
-  // About half of the last blocks of packed sequences are none.
-  const double none = p.packed ? 0.5 * static_cast<double>(p.batch) : 0.0;
-  const double stored = static_cast<double>(p.stored_batch());
-  const double tiles = static_cast<double>(bwd_sm90_tiles(p, config) * parts * sharers) -
-                       none * static_cast<double>(p.heads_k * sharers);
-  const double chunks = stored * static_cast<double>(p.heads_q) *
-                        (static_cast<double>(bwd_sm90_chunks(p, config)) - none);
-  const double group = static_cast<double>(p.group()) / sharers;
-  const double all_queries =
-      static_cast<double>(round_up(p.seq_q, config.shape.block_m)) * group / parts;
-  const double cut =
-      p.has_positional_mask() ? 0.4 * (config.shape.block_m + config.shape.block_n) : 0.0;
-  // Where packed sequences have many lengths the last block of queries is half empty.
-  const bool uneven = p.packed && p.total_q < p.batch * p.seq_q;
-  const double part_full = uneven ? 0.5 * config.shape.block_m : 0.0;
-  const bool listed = p.block_list.defined();
-  const double seen =
-      visible_pairs(p) / (tiles * config.shape.block_n) *
-      taken_over_listed(p, config.shape.block_m, config.shape.block_n / (config.passes ? 2 : 1));
-  // Without a mask a tile takes whole blocks of queries, however many keys it has.
-  const bool whole = !p.has_positional_mask() && !p.packed && !listed;
-  const double queries =
-      whole ? all_queries : std::min(seen + (cut + part_full) * group, all_queries);
-  const int dim = std::max(config.head_dim, config.head_dim_v);
-  // A tile has its start and end, and 128 queries. A chunk has preparation and conversion.
-  const bool narrow = config.shape.block_m == 128;
-  const double fixed_us = (narrow ? 2.0 : 4.0) + (uneven ? 1.5 : 0.0);
-  // What makes rows of tiles of a list, and chunks of dim 64 beside one (an H200, 33 cells).
-  constexpr double kManyRows = 0x1p18, kListsUs = 40.0;
-  const double rows = static_cast<double>(p.query_rows());
-  const double lists_us = listed ? kListsUs * std::min(1.0, rows / kManyRows) : 0.0;
-  // With narrow sums less: 64 x 20 heads of 130 rows, dim 80, causal took 0.240 ms.
-  const bool few_columns = config.sums.narrow && !config.sums.split;
-  const double chunk_us = narrow                ? 3.0 + 3.0 * config.shape.chunk_rows / 128.0
-                          : listed && dim <= 64 ? 4.0
-                          : few_columns         ? 5.3
-                                                : 8.0;
-  // P and dS in two planes: the whole takes 1.41 to 1.56 times as long (one head of 256 to 1024
-  // rows on an H200), 96 heads of 128 rows no longer.
-  const double step_us = (dim <= 64   ? 2.15
-                          : dim <= 96 ? 3.2
-                                      : 3.8) *
-                             (config.logits.softcap ? 1.3 : 1.0) * (config.two_plane ? 2.0 : 1.0) *
-                             (config.options.mask ? 1.15 : 1.0) * listed_step_factor(p, config) *
-                             (config.options.bias() ? (dim <= 64 ? 1.5 : 1.3) : 1.0) +
-                         (config.sums.bias ? (dim <= 64 ? 2.6 : 3.9) : 0.0) +
-                         (config.options.dropout ? 2.3 : 0.0);  // as in the forward, not measured
-  const double tile_us = fixed_us + step_us * queries / 128.0;
-  // Tiles of one size come in whole waves; others, longest first, leave some of a tile as tail, and
-  // the longest bounds them all.
-  const double waves = tiles / sms;
-  double tiles_us = std::ceil(waves) * tile_us;
-  if (p.has_positional_mask()) {
-    const double longest = std::min(all_queries, queries * 2.0);
-    tiles_us = std::max((waves + 0.4) * tile_us, fixed_us + step_us * longest / 128.0);
-  }
-  const double chunks_us = std::max(1.0, chunks / sms) * chunk_us;
-  // Few jobs: one kind waits for the last of the one before. An estimate, not measured.
-  const double chain_us = parts > 1 ? 10.0 : 0.0;
-  return 2.0 * host::kKernelMs + 1e-3 * (tiles_us + chunks_us + chain_us + lists_us);
 }
 
 }  // namespace tilewise::cuda

@@ -187,9 +187,16 @@ struct Worker : ListedSteps<kConfig.listed()> {
         static_cast<i64>(entry_of<kConfig>(job) * args.heads_q + job.head) * args.rows_q +
         kept_row<kConfig>(job) + first;
     const int given = first + (kPacked<kConfig> ? job.q_begin : 0);  // row of what the caller gave
-    float lse = -infinity();                                         // asked for first, used last
-    if (t < kConfig.shape.chunk_rows && first + t < queries_of<kConfig>(args, job)) {
-      lse = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h + (given + t) * args.lse_s];
+    constexpr int kRowsEach = (kConfig.shape.chunk_rows + 255) / 256;
+    float lse[kRowsEach];  // asked for first, used last
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n) {
+      const int row = t + 256 * n;
+      lse[n] = -infinity();
+      if (row < kConfig.shape.chunk_rows && first + row < queries_of<kConfig>(args, job)) {
+        lse[n] = args.lse_in[job.batch * args.lse_b + job.head * args.lse_h +
+                             (given + row) * args.lse_s];
+      }
     }
     signal_done();  // before this job's stores, which it would wait for
     if constexpr (!kConfig.large_dim()) clear_sums<kConfig>(args, base, t);
@@ -222,15 +229,18 @@ struct Worker : ListedSteps<kConfig.listed()> {
       }
       args.delta[base + row] = delta;
     }
-    if (t < kConfig.shape.chunk_rows) {
+#pragma unroll
+    for (int n = 0; n < kRowsEach; ++n) {
+      const int row = t + 256 * n;
+      if (row >= kConfig.shape.chunk_rows) break;
       if constexpr (kConfig.shifts()) {
-        const bool exists = first + t < queries_of<kConfig>(args, job);
+        const bool exists = first + row < queries_of<kConfig>(args, job);
         const i64 at =
-            (static_cast<i64>(job.batch) * args.heads_q + job.head) * args.delta_rows + given + t;
-        args.offset[base + t] = exists ? -args.lse2_in[at] : -infinity();
-        args.offset_low[base + t] = exists ? args.low_in[at] : 0.0F;
+            (static_cast<i64>(job.batch) * args.heads_q + job.head) * args.delta_rows + given + row;
+        args.offset[base + row] = exists ? -args.lse2_in[at] : -infinity();
+        args.offset_low[base + row] = exists ? args.low_in[at] : 0.0F;
       } else {
-        args.offset[base + t] = lse == -infinity() ? lse : lse * args.offset_factor;
+        args.offset[base + row] = lse[n] == -infinity() ? lse[n] : lse[n] * args.offset_factor;
       }
     }
     if (args.sinks != nullptr) {
@@ -249,14 +259,18 @@ struct Worker : ListedSteps<kConfig.listed()> {
 
   /// Sums of dQ to dQ.
   __forceinline__ void run_convert() {
-    // Two places in turn: what was staged in this one has been read.
-    const u32 to = converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
+    // Two places in turn, or one of both: what was staged in this one has been read.
     constexpr int kChunkBytes = kConfig.shape.chunk_rows * SharedPlan::panels(kD) * kPanelRowBytes;
-    static_assert(2 * kPlan.ds_buffer >= kChunkBytes && kPlan.bias - kPlan.dq >= kChunkBytes);
+    constexpr int kBoxRows = kConfig.shape.chunk_box();
+    constexpr bool kTwoPlaces =
+        2 * kPlan.ds_buffer >= kChunkBytes && kPlan.bias - kPlan.dq >= kChunkBytes;
+    static_assert(kPlan.bias - kPlan.ds >= kChunkBytes);
+    static_assert(kConfig.shape.chunk_rows % kBoxRows == 0);
+    const u32 to = kTwoPlaces && converted % 2 == 0 ? shared.dq(0) : shared.ds(0);
     // The third warpgroup may stand behind a block that waits for this signal.
     signal_done();
     if (lane == 0) {
-      if (converted > 0) {
+      if (kTwoPlaces && converted > 0) {
         bulk_wait_read<1>();
       } else {
         bulk_wait_read();
@@ -292,8 +306,11 @@ struct Worker : ListedSteps<kConfig.listed()> {
     sync_consumers();
     if (warpgroup == 0 && thread == 0) {
       for (int p = 0; p < SharedPlan::panels(kD); ++p) {
-        store_queries<kConfig>(args, args.dq, to + p * kConfig.shape.chunk_rows * kPanelRowBytes,
-                               p * kPanelColumns, job, job.block * kConfig.shape.chunk_rows);
+        for (int row = 0; row < rows_of_chunk<kConfig>(job); row += kBoxRows) {
+          store_queries<kConfig>(
+              args, args.dq, to + (p * kConfig.shape.chunk_rows + row) * kPanelRowBytes,
+              p * kPanelColumns, job, job.block * kConfig.shape.chunk_rows + row);
+        }
       }
       bulk_commit();
     }

@@ -21,8 +21,9 @@ using tile::TileCounter;
 
 /// What happens to a score between the product and the mask, beside a positive scale. `alibi`:
 /// ALiBi, or a score function of the form of tile::Slant. `general`: any of it, for scales that are
-/// not positive and for softcap together with ALiBi.
-enum class Modification : int { none, softcap, alibi, general };
+/// not positive and for softcap together with ALiBi. `leaning`: `alibi` where no row sees a key
+/// right of the diagonal: what it adds to two rows differs alike in every block.
+enum class Modification : int { none, softcap, alibi, general, leaning };
 
 /// How K and V come where they lie in pages: not in pages, in boxes of the copy engine that are of
 /// one page each, row by row.
@@ -98,6 +99,7 @@ struct Config {
   tile::Expressions expressions;  ///< with any, Args are Expressed
   tile::OptionKinds options;      ///< with any, Args are Optioned
 
+  constexpr bool leans() const { return modification == Modification::leaning; }
   constexpr bool paged() const { return pages != PageCopies::none; }
   constexpr bool boxes_bias() const { return options.bias() && shape.bias_stages > 0; }
   /// Barriers of a stage of boxes.

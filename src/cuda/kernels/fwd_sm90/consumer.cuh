@@ -290,6 +290,7 @@ struct Consumer {
     if constexpr (!kConfig.options.bias()) adjust();
     bool searches = kConfig.expressions.score != 0 && scores.outgrown > scores.kMostOutgrown;
     if constexpr (kModification == Modification::alibi) searches |= scores.nears;
+    if constexpr (kConfig.leans()) searches |= !scores.tied;
     // Rows that have seen nothing yet have no maximum to trust.
     if constexpr (kConfig.options.mask || kConfig.options.bias())
       searches |= __any_sync(~0U, !(fmaxf(fabsf(scores.m[0]), fabsf(scores.m[1])) <= kHugeMaximum));
@@ -350,7 +351,7 @@ struct Consumer {
 
   /// What scores take of the tile's batch entry and head.
   __forceinline__ void enter_tile() {
-    constexpr bool kAlibi = kModification == Modification::alibi && kConfig.expressions.score == 0;
+    constexpr bool kAlibi = Scores<kConfig>::kAddsAlibi && kConfig.expressions.score == 0;
     if constexpr (kAlibi || kModification == Modification::general) {
       scores.slope =
           args.alibi == nullptr

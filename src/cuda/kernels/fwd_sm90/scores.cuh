@@ -2,6 +2,7 @@
 /// softmax.
 #pragma once
 
+#include "cuda/kernels/fwd_sm90/held.cuh"
 #include "cuda/kernels/fwd_sm90/listed.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/expression.cuh"
@@ -26,39 +27,20 @@ __forceinline__ PairCorner corner_of(const Args& args, const Tile& tile, int fir
       tile.batch, tile.head, first, key, queries<kConfig>(args, tile), keys<kConfig>(args, tile)};
 }
 
-/// What a consumer holds of the options. NOTE: nothing where there is none: members that it never
-/// used moved instructions of other units.
-template <bool kAny>
-struct HeldOptions {};
-template <>
-struct HeldOptions<true> {
-  const Options* options;
-  u32 shown[2];   ///< of the thread's rows what mask and tree show, a bit a score
-  u32 coming[2];  ///< the same of the block after
-  u32 kept[2];    ///< dropout: of the thread's scores, a bit for each of `kPerWord`
-};
-
-/// And of dropout, where its bits are made between products, one counter of a lane at a time.
-template <int kBlockN, bool kAny>
-struct HeldMaker {};
-template <int kBlockN>
-struct HeldMaker<kBlockN, true> {
-  using Maker = KeptMaker<false, 1, kBlockN / 8, 1, true, true, true>;
-  Maker maker;
-};
-
 /// Scores of 64 rows x block_n keys, as wgmma leaves them, and the statistics of the thread's two
 /// rows (r and r + 8 of the warp).
 template <Config kConfig>
 struct Scores : HeldOptions<kConfig.options.any()>,
                 HeldCut<kConfig.shows_cut()>,
+                HeldTie<kConfig.leans()>,
                 HeldMaker<kConfig.shape.block_n, kConfig.schedule.bits_between> {
   static constexpr int kBlockN = kConfig.shape.block_n;
   static constexpr int kScores = kBlockN / 2;  ///< of a thread
   static constexpr Modification kModification = kConfig.modification;
   static constexpr Expressions kExpressions = kConfig.expressions;
   static constexpr bool kInLog2 = kModification == Modification::general || kConfig.options.bias();
-  static constexpr bool kAddsAlibi = kModification == Modification::alibi;
+  static constexpr bool kLeans = kConfig.leans();
+  static constexpr bool kAddsAlibi = kModification == Modification::alibi || kLeans;
   /// A score function that is asked for every pair.
   static constexpr bool kCalls = kExpressions.score != 0 && !kAddsAlibi;
   static_assert(!kConfig.options.bias() || kModification == Modification::none ||
@@ -96,6 +78,7 @@ struct Scores : HeldOptions<kConfig.options.any()>,
       apply_softcap<kMasked || kConfig.options.mask, kCount>(args);
     }
     if constexpr (kAddsAlibi) {
+      if constexpr (kLeans) return lean(rows, shift, column, lane);
       add_alibi(args, rows, shift, high, column, lane);
       if (__any_sync(~0U, crosses)) {
         constexpr bool kText = kExpressions.score != 0;
@@ -212,6 +195,10 @@ struct Scores : HeldOptions<kConfig.options.any()>,
       crosses = __any_sync(~0U, first + 15 > 0);
       distance = crosses ? 0.0F : -distance;
     }
+    set_sides(of, distance, rows, column);
+  }
+  __forceinline__ void set_sides(const Slant& of, float distance, const int (&rows)[2],
+                                 int column) {
     side = distance;
     if constexpr (kExpressions.score != 0) side += of.ahead + of.column;
 #pragma unroll
@@ -223,6 +210,15 @@ struct Scores : HeldOptions<kConfig.options.any()>,
         offset[r] += of.ahead * static_cast<float>(column - rows[r]) + base;
       }
     }
+  }
+  /// add_alibi() where every key lies on the left.
+  /// NOTE: `side` by a shuffle. Else the compiler keeps it in a uniform register, and copies it for
+  /// each column.
+  __forceinline__ void lean(const int (&rows)[2], int shift, int column, int lane) {
+    Slant of = affine;
+    if constexpr (kExpressions.score == 0) of.distance = slope, of.shift = shift;
+    set_sides(of, of.distance, rows, column);
+    side = __shfl_sync(~0U, side, lane);
   }
   /// A thread's columns are 0, 1, 8, 9, 16, ... from its first one on.
   static constexpr __forceinline__ float column_of(int i) {
@@ -352,6 +348,7 @@ struct Scores : HeldOptions<kConfig.options.any()>,
   /// are taken against.
   template <bool kFirst, bool kLazy>
   __forceinline__ void move_maxima(const float (&now)[2], float (&base)[2]) {
+    if constexpr (kLeans) return move_tied<kFirst, kLazy>(now, base);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = m[r];
@@ -371,6 +368,27 @@ struct Scores : HeldOptions<kConfig.options.any()>,
     }
   }
 
+  /// move_maxima() of rows that are tied.
+  template <bool kFirst, bool kLazy>
+  __forceinline__ void move_tied(const float (&now)[2], float (&base)[2]) {
+    const float before[2] = {m[0], m[1]};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool keeps = !kFirst && kLazy && now[r] - before[r] <= kSlack;
+      m[r] = keeps ? before[r] : kFirst || kLazy ? now[r] : fmaxf(before[r], now[r]);
+    }
+    float between = -8.0F * slope;
+    if constexpr (kExpressions.score != 0)
+      between = 8.0F * (affine.row - affine.ahead - affine.distance);
+    this->tied = tie_maxima<kConfig.element>(m, between);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      base[r] = fmaxf(m[r], -kLargest);
+      alpha[r] = kFirst ? 0.0F : exp2_approx(before[r] - base[r]);
+      base[r] -= offset[r];
+    }
+  }
+
   /// (F8) P = exp(S - m) in place; sums over the thread's columns.
   template <Cap kCap, int kCount = kScores, bool kAdds = false>
   __forceinline__ void exponentials(const Args& args, float scale, const float (&base)[2],
@@ -385,7 +403,8 @@ struct Scores : HeldOptions<kConfig.options.any()>,
         factor = __fmaf_rn(rS[i] * rS[i], args.cubic_1, args.cubic_0);
       }
       float against = -base[r];
-      if constexpr (kAdds) against = __fmaf_rn(side, column_of(i), against);
+      if (kAdds && !(kLeans && i % 4 % 2 + i / 4 == 0))
+        against = __fmaf_rn(side, column_of(i), against);
       rS[i] = exp2_approx(__fmaf_rn(rS[i], factor, against));
       sum[r][i % 2] += rS[i];
     }
@@ -401,6 +420,7 @@ struct Scores : HeldOptions<kConfig.options.any()>,
       base[r] = fabsf(m[r]) <= kHugeMaximum ? m[r] : not_a_number();
       if constexpr (kAddsAlibi) base[r] -= offset[r];
     }
+    if constexpr (kLeans) base[1] = base[0];
     const float scale = kConfig.adds_raw_bias() ? args.scale_log2 : exponent_scale(args);
     exponentials<Cap::before, kCount, kAddsAlibi>(args, scale, base, sum);
     const float here[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
