@@ -39,6 +39,8 @@ constexpr double kItemMs = 3.5e-3, kLaterItemMs = 0.9e-3, kFirstMs = 0.5e-3, kMe
                  kMergedPartMs = 6e-5;
 /// What one multiprocessor reads at most.
 constexpr double kMostOfOneGbps = 42.0;
+/// Of the time that memory takes, where each multiprocessor has one item.
+constexpr double kAlone = 0.96;
 /// How much of a last item runs alone, and of a wave that is not full is lost.
 /// kTailAlone: where a multiprocessor has one block.
 constexpr double kTail = 0.3, kTailAlone = 0.1, kIdle = 0.4;
@@ -99,18 +101,20 @@ double predict(const Problem& p, const DecodeChoice& c, const Hardware& machine)
   const double items = pairs * c.items.row_tiles * std::ceil(parts);
   const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double block_ms =
-      kBlockMs[c.config.row_warps - 1] * (0.35 + 0.65 * bytes_of_key * kBlockN / kBlockBytes);
+      kBlockMs[c.config.row_warps - 1] * (0.2 + 0.8 * bytes_of_key * kBlockN / kBlockBytes);
   const double longest =
       block_ms *
       std::max(1.0,
                std::min<double>(static_cast<double>(host::most_keys(p)), c.items.keys) / kBlockN);
   const double waves = std::ceil(items / slots);
+  // A multiprocessor that has one item, and room for two, reads it faster.
+  const bool alone = c.config.blocks > 1 && items <= machine.multiprocessors;
   // Other tiles of the same rows find K and V in L2.
   const double busy = std::min<double>(items, std::max(1, machine.multiprocessors));
   const double memory =
       1e-6 * pairs * keys * bytes_of_key / std::min(machine.bandwidth_gbps, kMostOfOneGbps * busy);
   const double idle = waves > 1.0 ? kIdle * (waves * slots / items - 1.0) : 0.0;
-  double ms = std::max({(1.0 + idle) * memory, items / slots * longest, longest});
+  double ms = std::max({(alone ? kAlone : 1.0 + idle) * memory, items / slots * longest, longest});
   // With two blocks on a multiprocessor one hides what the other starts and ends.
   ms += kItemMs * (c.config.blocks > 1 ? std::min(waves, 2.0) : waves);
   if (c.config.blocks > 1) ms += kLaterItemMs * std::max(0.0, items / slots - 2.0);
@@ -143,18 +147,19 @@ DecodeChoice with_parts(DecodeChoice c, const Problem& p, std::int64_t keys,
 
 Form form(const DecodeChoice& c) { return {c.config.tile_rows(), kBlockN, c.items.most_parts}; }
 
-/// Keys of a part where lengths on the device differ. Each place of the card takes some parts, so
-/// that none is left alone with a long one. A part costs about a microsecond (an H200,
-/// bench/results/h200/served-parts.csv).
+/// Keys of a part where lengths on the device differ: half of an average entry, so that none is
+/// left alone with a long part, and one for each place of the card. More than kMostKeys cost 2 to 5
+/// %, fewer than kLeastKeys too (an H200, bench/results/h200/served-forms.csv).
 std::int64_t ragged_keys(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
-  constexpr double kPartsOfPlace = 3.5, kLeastKeys = 512.0, kMostKeys = 4096.0, kMostParts = 256.0;
+  constexpr double kLeastKeys = 512.0, kMostKeys = 2048.0, kMostParts = 256.0;
   const double places = static_cast<double>(std::max(1, machine.multiprocessors)) * c.config.blocks;
   const double tiles = static_cast<double>(p.heads_k * c.items.row_tiles);
-  const double keys = host::all_keys(p) * tiles / (kPartsOfPlace * places);
+  const double entries = static_cast<double>(p.batch), all = host::all_keys(p);
   const auto most = static_cast<double>(host::most_keys(p));
-  const double pairs = static_cast<double>(p.batch) * tiles;
-  const double least = std::max({kLeastKeys, most / kMostParts, 2.0 * most * pairs / kMostItems});
-  return static_cast<std::int64_t>(std::clamp(keys, least, std::max(least, kMostKeys)));
+  const double least =
+      std::max({kLeastKeys, most / kMostParts, 2.0 * most * entries * tiles / kMostItems});
+  const double keys = std::min({0.5 * all / entries, all * tiles / places, kMostKeys});
+  return static_cast<std::int64_t>(std::max(keys, least));
 }
 
 /// The parts with the least predicted time.
@@ -211,12 +216,10 @@ std::string decode_refusal(const Problem& p, const Hardware& machine) {
 }
 
 double decode_served_ms(const Problem& p, const DecodeChoice& c, const Hardware& machine) {
-  // The kernel and its start, the merge and each part that tables have room for, an item, what a
-  // last one adds of its time.
-  constexpr double kStartMs = 14.3e-3, kMergeMs = 4e-3, kPartMs = 2e-5, kItemMs = 1.5e-3,
-                   kTail = 0.18;
+  // The kernel, its start and the merge, an item, what a last one adds of its time.
+  constexpr double kStartMs = 13.8e-3, kItemMs = 2.35e-3, kTail = 0.48;
   // Over the rate of a copy, and what each place of the card reads.
-  constexpr double kOverCopy = 0.982, kPlaceGbps = 31.0;
+  constexpr double kOverCopy = 0.9335, kPlaceGbps = 31.0;
   const double keys = host::all_keys(p), entries = static_cast<double>(p.batch);
   const double bytes_of_key = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double heads = static_cast<double>(p.heads_k * c.items.row_tiles);
@@ -225,8 +228,7 @@ double decode_served_ms(const Problem& p, const DecodeChoice& c, const Hardware&
   const double longest = std::min(host::likely_most_keys(p), static_cast<double>(c.items.keys));
   const double reading = 1e-6 * keys * static_cast<double>(p.heads_k) * bytes_of_key;
   return kStartMs + kOverCopy * reading / machine.bandwidth_gbps + kItemMs * items / places +
-         kTail * 1e-6 * longest * bytes_of_key * c.config.blocks / (2.0 * kPlaceGbps) +
-         (c.items.most_parts > 1 ? kMergeMs + kPartMs * c.items.most_parts : 0.0);
+         kTail * 1e-6 * longest * bytes_of_key / kPlaceGbps;
 }
 
 DecodeChoice decode_with_parts(const Problem& p, std::int64_t keys, const Hardware& machine) {

@@ -41,9 +41,7 @@ double price(const Problem& p, const DecodeChoice& choice, const Hardware& machi
   const double sm90 = price_of(kFlashForwardSm90, p, machine);
   const bool few = p.seq_q <= host::kFewQueries;
   if (p.key_lengths.defined() && few) {
-    // No card has timed flash_fwd_sm90 in more than four parts over ragged lengths.
-    const bool judged = p.batch == 1 || !host::is_ragged(p);
-    if (!std::isinf(sm90) && judged && fwd_sm90_times::serves_few(p))
+    if (!std::isinf(sm90) && fwd_sm90_times::serves_few(p))
       return decode_served_ms(p, choice, machine);
     return std::min(choice.ms, 0.95 * std::min(sm90, price_of(kFlashForwardSm80, p, machine)));
   }

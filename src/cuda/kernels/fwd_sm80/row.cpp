@@ -96,6 +96,12 @@ double read_share(const Problem& p) {
   return bytes <= 128 ? 0.87 : 1.0;
 }
 
+/// Rows of a tile's Q and O that take time. Those past the last of few queries take none.
+double rows_of_tile(const Problem& p, const Tile& tile) {
+  const bool few = p.seq_q <= host::kFewQueries;
+  return static_cast<double>(few ? p.seq_q : tile.shape.block_m);
+}
+
 /// Predicted milliseconds of a tile with the keys in `splits` parts.
 double predict(const Problem& p, const Tile& tile, int bytes, int splits, const Hardware& machine) {
   const double grid = full_tiles(p, tile);
@@ -113,7 +119,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   load.tflops = tile.tflops;
   load.products = host::products(p);
   load.tile_ms =
-      kTileMs + kTileRowMs * tile.shape.block_m + (tile.shape.key_warps > 1 ? kMergeMs : 0.0);
+      kTileMs + kTileRowMs * rows_of_tile(p, tile) + (tile.shape.key_warps > 1 ? kMergeMs : 0.0);
   load.blocks_per_sm = resident_blocks(tile, bytes, machine);
   double part_keys = most_keys(p, tile.shape.block_m), parts = 1.0;
   if (splits > 1) {
@@ -125,7 +131,7 @@ double predict(const Problem& p, const Tile& tile, int bytes, int splits, const 
   load.largest = tile.shape.block_m * part_keys * pair_flops;
   double ms = host::kKernelMs + host::time_ms(load, machine);
   if (splits > 1) {
-    const double partial = grid * tile.shape.block_m * parts * host::padded(p.head_dim_v) * 4.0;
+    const double partial = grid * rows_of_tile(p, tile) * parts * host::padded(p.head_dim_v) * 4.0;
     ms += kCombineMs + 1e-6 * 2.0 * partial / machine.bandwidth_gbps;
   }
   return ms;
@@ -145,7 +151,9 @@ struct Slower {
 /// Tiles that come after others and those that parts follow are slower, tiles that leave places of
 /// the card empty read less (an H200, bench/results/h200/served-parts.csv, serving.json).
 Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
-  constexpr double kLater = 0.05, kSplit = 0.06, kIdle = 0.3, kFree = 0.08, kServed = 1.7;
+  constexpr double kLater = 0.05, kSplit = 0.13, kIdle = 0.3, kFree = 0.08, kServed = 1.7;
+  // Blocks of 128 keys come no faster than two of 64, beside which more tiles wait.
+  constexpr double kWideBlocks = 1.25;
   if (p.seq_q > host::kFewQueries || p.packed) return {};
   // Pages of 16 to 256 rows, of equal and of ragged lengths.
   if (p.paged || p.key_lengths.defined()) return {.all = kServed};
@@ -156,7 +164,9 @@ Slower slower(const Problem& p, const Choice& choice, const Hardware& machine) {
   const double waves = full_tiles(p, tile) * choice.splits / places;
   if (waves <= 0.0) return {};
   const double idle = waves < 1.0 ? std::min(1.0, 1.0 / waves - 1.0) : 0.0;
-  return {1.0 + (waves > 1.0 ? kLater : 0.0) + (choice.splits > 1 ? kSplit : 0.0),
+  const bool wide = tile.shape.block_n > 64 && tile.shape.key_warps == 1;
+  return {(wide ? kWideBlocks : 1.0) *
+              (1.0 + (waves > 1.0 ? kLater : 0.0) + (choice.splits > 1 ? kSplit : 0.0)),
           1.0 + kIdle * std::max(0.0, idle - kFree)};
 }
 
@@ -175,6 +185,7 @@ bool suits(const Tile& t, const Problem& p, int bytes, const Hardware& machine) 
 /// machine.
 Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
   Choice best;
+  double best_rank = 0.0;
   if (plans_one_entry(p)) {
     best = choose(row, one_entry(p), machine);
     if (best.tile == nullptr) return best;
@@ -195,7 +206,8 @@ Choice choose(const KernelRow& row, const Problem& p, const Hardware& machine) {
       const int splits = wanted == 1 ? 1 : static_cast<int>(ceil_div(p.seq_k, keys));
       if (!admits(p, {tile.shape.block_m, tile.shape.block_n, splits})) continue;
       const double ms = predict(p, tile, bytes, splits, machine);
-      if (best.tile == nullptr || ms < best.ms) best = {&tile, splits, ms};
+      const double rank = ms * slower(p, {&tile, splits, ms}, machine).all;
+      if (best.tile == nullptr || rank < best_rank) best = {&tile, splits, ms}, best_rank = rank;
       if (takes_first_kernel(p)) return best;
     }
   }
@@ -272,10 +284,11 @@ Preparation prepare(const KernelRow& row, const Problem& given, const Hardware& 
   cost.bytes_moved = tensors + 2.0 * operands.bytes() + 2.0 * partial;
   // Short rows of Q and O arrive sooner than the choice among tiles counts.
   const double width = std::min(1.0, static_cast<double>(p.head_dim + p.head_dim_v) / 128.0);
-  const double sooner = kTileRowMs * cost.block_m * (1.0 - width);
+  const double sooner = kTileRowMs * rows_of_tile(p, *choice.tile) * (1.0 - width);
   const Slower slow = slower(p, choice, machine);
   const double reading = slow.reading / (read_share(p) * machine.bandwidth_gbps);
-  cost.ms = slow.all * std::max(choice.ms - sooner, 1e-6 * reading * tensors) +
+  const double merge = choice.splits > 1 ? host::kKernelMs + kCombineMs : 0.0;
+  cost.ms = slow.all * std::max(choice.ms - sooner, 1e-6 * reading * tensors + merge) +
             host::options_ms(p, 1, machine);
   if (operands.packs()) {
     cost.ms += host::kKernelMs + 1e-6 * operands.bytes() / machine.bandwidth_gbps;

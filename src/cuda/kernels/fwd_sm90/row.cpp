@@ -100,7 +100,8 @@ std::vector<MemoryPart> workspace_items(const Problem& p, const Decided& decided
 /// average.
 double split_ms(const Problem& p, const FwdSm90Choice& choice, const Hardware& machine) {
   constexpr double kMergedPartMs = 3.5e-4, kTail = 0.35;
-  if (choice.splits <= 1 || fwd_sm90_times::serves_few(p)) return 0.0;
+  using namespace fwd_sm90_times;
+  if (choice.splits <= 1 || serves_few(p) || reads_for_few(p) || is_ragged_chunk(p)) return 0.0;
   const double merge = kMergedPartMs * choice.splits;
   const FwdSm90Tile& tile = *choice.tile;
   const double rows = std::ceil(static_cast<double>(p.seq_q) / tile.block_m());

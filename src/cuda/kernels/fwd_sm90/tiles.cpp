@@ -8,6 +8,7 @@
 #include "cuda/host/constants.h"
 #include "cuda/host/expressions.h"
 #include "cuda/host/options.h"
+#include "cuda/host/served.h"
 #include "cuda/host/shared_bias.h"
 #include "cuda/host/sm90_mask.h"
 #include "cuda/host/tile_order.h"
@@ -376,8 +377,12 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
   }
   const bool reads = reads_for_few(p);
   const bool serves = serves_few(p);
-  const bool one_warpgroup = (reads || serves) && fills_one_warpgroup(p);
+  const bool chunks = is_ragged_chunk(p);
+  // Of 17 ragged entries 24 parts took 0.2555 ms, 16 parts 0.2454 (an H200,
+  // bench/results/h200/served-forms.csv).
+  const int most_splits = serves && host::is_ragged(p) ? 16 : kMostSplits;
   double best_rank = 0.0;
+  const bool one_warpgroup = (reads || serves) && fills_one_warpgroup(p);
   // Beside dropout nobody has timed it.
   const bool maps = prefers_map(p) && !drops(p);
   for (const FwdSm90Tile& tile : maps ? fwd_sm90_masked_tiles(p) : fwd_sm90_tiles(p)) {
@@ -387,17 +392,19 @@ FwdSm90Choice fwd_sm90_choose(const Problem& p, const Hardware& machine) {
     const auto consider = [&](std::int64_t wanted) {
       if (wanted < 1) return;
       // Fewer than two blocks a part do not pay for the merge.
-      if (wanted > 1 && (blocks < 2 * wanted || wanted > kMostSplits)) return;
+      if (wanted > 1 && (blocks < 2 * wanted || wanted > most_splits)) return;
       if (wanted > 1 && (fwd_sm90_lists_tiles(p, tile) || tile.shape.resident > 1)) return;
       const std::int64_t per_part = ceil_div(blocks, wanted);
       const int splits = static_cast<int>(ceil_div(blocks, per_part));
       if (!admits(p, {tile.block_m(), tile.shape.block_n, splits})) return;
-      const double ms =
-          serves ? served_ms(p, tile, splits, machine) : predict(p, tile, splits, machine);
+      const Reading few = reads ? reading(p, tile, splits, machine) : Reading();
+      const double ms = serves   ? served_ms(p, tile, splits, machine)
+                        : reads  ? few.ms
+                        : chunks ? ragged_ms(p, tile, splits, machine)
+                                 : predict(p, tile, splits, machine);
+      const double rank = reads ? few.rank : ms;
+      if (best.tile != nullptr && rank >= best_rank) return;
       const double waves = waves_of(p, tile, splits, machine);
-      const double rank = reads ? std::max(ms, reading_ms(p, waves, splits, machine)) : ms;
-      const bool behind = rank > best_rank || (rank == best_rank && ms >= best.ms);
-      if (best.tile != nullptr && behind) return;
       best = {&tile, splits, ms, reads ? reading_factor(waves) : 1.0};
       best_rank = rank;
     };

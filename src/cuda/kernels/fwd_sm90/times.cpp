@@ -10,6 +10,7 @@
 #include "cuda/host/options.h"
 #include "cuda/host/served.h"
 #include "cuda/host/sm90_mask.h"
+#include "cuda/kernels/rows/combine.h"
 #include "plan/accounting.h"
 #include "problem/blocks.h"
 
@@ -147,6 +148,28 @@ double predict(const Problem& p, const FwdSm90Tile& tile, int splits, const Hard
   return ms * options_factor(p, tile, splits);
 }
 
+bool is_ragged_chunk(const Problem& p) {
+  return host::is_ragged(p) && !p.packed && !p.block_list.defined() && p.left >= p.seq_k;
+}
+
+double ragged_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+  // A block of keys over one of equal lengths; what the longest part adds of its time; a pass in
+  // parts and its merge, beside the bytes that they leave.
+  constexpr double kBlock = 1.12, kTail = 0.1, kSplitMs = 17.5e-3;
+  const FwdSm90Time& time = p.has_positional_mask() ? tile.masked : tile.full;
+  const QueryGrid g = query_grid(p, tile);
+  const double places = std::max(1, machine.multiprocessors) * tile.shape.resident;
+  const double jobs = static_cast<double>(g.heads * g.blocks) * splits;
+  const double block_ms = 1e-3 * kBlock * paged_us(p, tile, time.block_us) / tile.shape.block_n;
+  const double average = host::all_keys(p) / static_cast<double>(p.batch) / splits;
+  const double longest = 1e-3 * time.fixed_us + block_ms * host::likely_most_keys(p) / splits;
+  const double working = jobs / places * (1e-3 * time.fixed_us + block_ms * average);
+  const double merge =
+      splits > 1 ? kSplitMs + 2e-6 * partial_bytes(p, splits) / machine.bandwidth_gbps : 0.0;
+  return (host::kKernelMs + std::max(working + kTail * longest, longest) + merge) *
+         options_factor(p, tile, splits);
+}
+
 bool reads_for_few(const Problem& p) {
   return p.seq_q <= host::kFewQueries && p.left >= p.seq_k && !p.packed &&
          !p.key_lengths.defined() && !p.block_list.defined() && !p.mask.defined() &&
@@ -159,48 +182,102 @@ double waves_of(const Problem& p, const FwdSm90Tile& tile, int splits, const Har
 }
 
 double reading_factor(double waves) {
-  constexpr double kWhole = 0.98, kIdle = 0.4;
-  return kWhole + kIdle * (std::ceil(waves) / waves - 1.0);
+  constexpr double kWhole = 0.98, kIdle = 0.4, kIdleOfFirst = 0.4, kMost = 0.15, kHalf = 0.05;
+  if (waves > 1.0) return kWhole + kIdle * (std::ceil(waves) / waves - 1.0);
+  // Two multiprocessors share a port: up to one tile for both, no tile waits for the other.
+  const double idle = kIdleOfFirst * (1.0 / waves - 1.0);
+  return kWhole + (waves > 0.5 ? std::min(kMost, idle) : kHalf);
 }
 
-double reading_ms(const Problem& p, double waves, int splits, const Hardware& machine) {
-  constexpr double kTileMs = 2e-3, kPartMs = 3.5e-4;
+namespace {
+
+/// Of a key and its value, in all heads.
+double key_bytes(const Problem& p) {
+  return static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v) * dtype_bytes(p.dtype));
+}
+/// A key of a tile of 64 rows that waits for nothing but the one before it.
+double key_ms(const Problem& p) {
+  constexpr double kKeyMs = 5.7e-6, kColumnMs = 2.03e-8;
+  return kKeyMs + kColumnMs * 0.5 * static_cast<double>(p.head_dim + p.head_dim_v);
+}
+
+}  // namespace
+
+Reading reading(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+  // A wave's start and end; the merge beside its bytes, and each part of it; until the memory is
+  // busy, and when it no longer is.
+  constexpr double kWaveMs = 1.5e-3, kMergeMs = 1.5e-3, kPartMs = 1e-4, kMergeGbps = 2000.0;
+  constexpr double kRamp = 0.1, kRampMs = 4e-3;
+  const double waves = waves_of(p, tile, splits, machine);
   const auto bytes = static_cast<double>((p.k.numel() + p.v.numel()) * dtype_bytes(p.dtype));
-  return 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves) + kTileMs * waves +
-         kPartMs * splits;
+  const double blocks = std::ceil(static_cast<double>(p.seq_k) / tile.shape.block_n / splits);
+  const double memory = 1e-6 * bytes / machine.bandwidth_gbps * reading_factor(waves);
+  const double working = key_ms(p) * tile.shape.block_n * blocks * std::ceil(waves);
+  const double ramp = std::min(kRamp * memory, kRampMs);
+  const double others =
+      kWaveMs * waves +
+      (splits > 1 ? kMergeMs + kPartMs * splits + 2e-6 * partial_bytes(p, splits) / kMergeGbps
+                  : 0.0);
+  const double factor = options_factor(p, tile, splits);
+  return {factor * std::max(memory, host::kKernelMs + working + others),
+          factor * (std::max(memory + ramp, working) + others)};
 }
 
 bool serves_few(const Problem& p) {
-  constexpr std::int64_t kMostDim = 128;  // decode_sm90 reads wider rows faster
   if (!p.key_lengths.defined() || p.seq_q > host::kFewQueries || p.left < p.seq_k) return false;
-  return std::max(p.head_dim, p.head_dim_v) <= kMostDim && !p.packed && !p.block_list.defined() &&
-         !p.mask.defined() && !p.bias.defined() && !p.tree.defined() && !p.alibi_slopes.defined() &&
-         !drops(p) && !expressions_of(p).any();
+  return !p.packed && !p.block_list.defined() && !p.mask.defined() && !p.bias.defined() &&
+         !p.tree.defined() && !p.alibi_slopes.defined() && !drops(p) && !expressions_of(p).any();
 }
 
-double served_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+namespace {
+
+/// Of one length: waves of tiles that end together.
+double even_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
   // The kernel and its start (without what plan/fitted_constants.inc adds), the merge, each part of
   // it, a wave of tiles.
   constexpr double kStartMs = 5.3e-3, kMergeMs = 3.4e-3, kPartMs = 3.5e-4, kWaveMs = 1e-4;
-  // What the longest part adds of its time, and where all may be as long.
-  constexpr double kTail = 0.4, kEvenTail = 0.05;
-  // Over the rate of a copy; of what a block, and a tile's start and end take with many queries.
-  constexpr double kRagged = 0.96, kEven = 0.94, kBlock = 0.85, kFixed = 1.3;
-  const bool ragged = host::is_ragged(p);
+  // Over the rate of a copy; of what a block, and a tile's start and end take with many queries;
+  // what the longest part adds of its time.
+  constexpr double kRate = 0.94, kBlock = 0.85, kFixed = 1.3, kTail = 0.05;
   const double keys = host::all_keys(p), waves = waves_of(p, tile, splits, machine);
-  const double bytes = keys * static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v)) *
-                       static_cast<double>(dtype_bytes(p.dtype));
   const double reading =
-      1e-6 * bytes / machine.bandwidth_gbps * (ragged ? kRagged : kEven * reading_factor(waves));
+      1e-6 * keys * key_bytes(p) / machine.bandwidth_gbps * kRate * reading_factor(waves);
   const double block_ms = 1e-3 * kBlock * tile.full.block_us / tile.shape.block_n;
   const double average = keys / static_cast<double>(p.batch) / splits;
   const double working = waves * (1e-3 * kFixed * tile.full.fixed_us + block_ms * average);
   const double longest = block_ms * host::likely_most_keys(p) / splits;
-  const double tail = (ragged ? kTail : kEvenTail) * longest;
   // Tiles that are as busy as the memory wait for one another.
   const double both = std::sqrt(std::hypot(reading * reading, working * working));
-  return kStartMs + std::max(both + tail, longest) + kWaveMs * waves +
+  return kStartMs + std::max(both + kTail * longest, longest) + kWaveMs * waves +
          (splits > 1 ? kMergeMs + kPartMs * splits : 0.0);
+}
+
+/// Of lengths that differ: tiles are handed out until none is left. An entry's tiles start
+/// together, and some entry's are long when the others have ended. Of lengths whose shares fall
+/// like exp(-length / average), the longest of n is log(n) + 0.58 averages (Euler's constant).
+double uneven_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+  // The kernel and its start, the merge and each part of it; over the rate of a copy; a tile's
+  // start and end; what is lost while the last ones end.
+  constexpr double kStartMs = 5.5e-3, kMergeMs = 1.4e-3, kPartMs = 2e-4;
+  constexpr double kRate = 0.973, kTileMs = 1.43e-3, kTail = 0.403, kEuler = 0.58;
+  const double keys = host::all_keys(p), waves = waves_of(p, tile, splits, machine);
+  const double entries = static_cast<double>(p.batch);
+  const double reading = kRate * 1e-6 * keys * key_bytes(p) / machine.bandwidth_gbps;
+  const double average = key_ms(p) * keys / entries / splits;
+  const double longest = key_ms(p) * host::likely_most_keys(p) / splits;
+  const double working = waves * (kTileMs + average);
+  const double at_once = std::max(1.0, entries / waves);
+  const double tail = kTail * std::min(longest, average * (std::log(at_once) + kEuler));
+  const double both = std::sqrt(std::hypot(reading * reading, working * working));
+  return kStartMs + std::max(both + tail, longest) +
+         (splits > 1 ? kMergeMs + kPartMs * splits : 0.0);
+}
+
+}  // namespace
+
+double served_ms(const Problem& p, const FwdSm90Tile& tile, int splits, const Hardware& machine) {
+  return host::is_ragged(p) ? uneven_ms(p, tile, splits, machine)
+                            : even_ms(p, tile, splits, machine);
 }
 
 }  // namespace tilewise::cuda::fwd_sm90_times

@@ -15,6 +15,14 @@ QueryGrid query_grid(const Problem& problem, const FwdSm90Tile& tile);
 double predict(const Problem& problem, const FwdSm90Tile& tile, int splits,
                const Hardware& machine);
 
+/// Whether entries of lengths that differ, known to the device alone, take the queries of a chunk
+/// each, on all their keys.
+bool is_ragged_chunk(const Problem& problem);
+
+/// What they take: tiles are handed out until none is left, and the longest ends last.
+double ragged_ms(const Problem& problem, const FwdSm90Tile& tile, int splits,
+                 const Hardware& machine);
+
 /// Whether memory may bound a problem: few queries of each entry on all keys, of one length.
 bool reads_for_few(const Problem& problem);
 
@@ -22,13 +30,19 @@ bool reads_for_few(const Problem& problem);
 double waves_of(const Problem& problem, const FwdSm90Tile& tile, int splits,
                 const Hardware& machine);
 
-/// The time that reading keys and values takes, over that of tiles that never end: waves that are
-/// not full read less (an H200, bench/results/h200/served-parts.csv: 0.97 of whole waves).
+/// The time that reading keys and values takes, over that of tiles that never end: where the last
+/// of several waves is not full, multiprocessors are idle (an H200,
+/// bench/results/h200/served-parts.csv: 0.97 of whole waves).
 double reading_factor(double waves);
 
-/// What reading takes in tiles that start and end alone on their multiprocessor. It ranks numbers
-/// of parts, which predict() finds equal where memory bounds them.
-double reading_ms(const Problem& problem, double waves, int splits, const Hardware& machine);
+/// What a problem takes that reads_for_few(): memory's time, whoever reads, or that of the tiles of
+/// a multiprocessor where that is longer. `rank` counts starts and ends of tiles too, which other
+/// rows do not: it orders numbers of parts.
+struct Reading {
+  double ms, rank;
+};
+Reading reading(const Problem& problem, const FwdSm90Tile& tile, int splits,
+                const Hardware& machine);
 
 /// Whether few queries read keys whose lengths are on the device, each key once for all heads of a
 /// group.
