@@ -78,13 +78,13 @@ bool is_taken(const Case& problem, const std::vector<const KernelRow*>& rows, De
 
 /// The n-th draw. Some rows take problems of one kind only, which are not among the others.
 Case random_problem(const CheckFlags& flags, std::int64_t n) {
-  constexpr std::int64_t kSparseShare = 16, kFirstSparse = 2, kServedShare = 2;
+  constexpr std::int64_t kSparseShare = 16, kFirstSparse = 2;
   const std::int64_t kind = n / flags.variants;
   if (flags.kernel == "flash_mla_sm90") return random_latent_case(flags.seed, n, flags.variants);
   if (flags.kernel == "flash_bwd_passing_sm90")
     return random_half_block_case(flags.seed, n, flags.variants);
   if (flags.lists) return random_list_case(flags.seed, n, flags.variants);
-  if (flags.kernel == "flash_decode_sm90" && kind % kServedShare == 1)
+  if (flags.sparse && flags.kernel == "flash_decode_sm90")
     return random_served_case(flags.seed, n, flags.variants);
   if (flags.sparse || kind % kSparseShare == kFirstSparse)
     return random_sparse_case(flags.seed, n, flags.variants);
