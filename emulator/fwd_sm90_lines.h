@@ -8,8 +8,9 @@
 namespace {
 
 /// The words of fwd_sm90's own, for fields of Case.
-const std::vector<std::string_view> kOwnWords = with_option_words(
-    {"block_m", "block_n", "splits", "documents", "sample", "shows_cut", "tree", "mapped", "rising"});
+const std::vector<std::string_view> kOwnWords =
+    with_option_words({"block_m", "block_n", "splits", "documents", "sample", "shows_cut", "tree",
+                       "mapped", "rising"});
 
 /// Queries and keys of each entry or sequence.
 void take_lengths(CaseLine& line, Case& c) {
