@@ -65,6 +65,9 @@ LEARNED: dict[str, Callable[..., Any]] = {
     "asinh": lambda s, c, h, i, j: s + torch.asinh(c[h] * (i - j)),
     "xlogy": lambda s, c, h, i, j: s + torch.xlogy(c[h], j + 2.0) + torch.xlogy(c[1 - h], j * 0.0),
     "atan2": lambda s, c, h, i, j: s + torch.atan2(j - 3.5, c[h] * (i + 1)),
+    "softplus": lambda s, c, h, i, j: s + torch.nn.functional.softplus(c[h] * j),
+    "logsigmoid": lambda s, c, h, i, j: s + torch.nn.functional.logsigmoid(c[h] * j),
+    "logaddexp": lambda s, c, h, i, j: s + torch.logaddexp(c[h] * j, 0.0 * s),
 }
 
 

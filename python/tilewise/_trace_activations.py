@@ -20,11 +20,14 @@ def _horner(*coefficients: str) -> str:
 # Near 0, 1 + x and exp(x) - 1 lose the digits of x. The terms leave less than a float32 does.
 _LOG1P = _horner("1.0", "-0.5", "1.0/3", "-0.25", "0.2", "-1.0/6", "1.0/7", "-0.125")
 _EXPM1 = _horner("1.0", "0.5", "1.0/6", "1.0/24", "1.0/120", "1.0/720", "1.0/5040")
+# At 0 the derivative of max and min is 1, of relu and abs 0, and of these functions a half.
+_SOFTPLUS = "(0.5 * (max({0}, 0.0) + relu({0})) + log(1.0 + exp(-abs({0}))))"
+_LOGSIGMOID = "(0.5 * (min({0}, 0.0) - relu(-{0})) - log(1.0 + exp(-abs({0}))))"
 TEMPLATES: dict[str, tuple[str, int]] = {
     "log1p": (f"where(abs({{0}}) < 0.1, {_LOG1P}, log(1.0 + {{0}}))", 1),
     "expm1": (f"where(abs({{0}}) < 0.3, {_EXPM1}, exp({{0}}) - 1.0)", 1),
-    "log_sigmoid": ("(min({0}, 0.0) - log(1.0 + exp(-abs({0}))))", 1),
-    "logsigmoid": ("(min({0}, 0.0) - log(1.0 + exp(-abs({0}))))", 1),
+    "log_sigmoid": (_LOGSIGMOID, 1),
+    "logsigmoid": (_LOGSIGMOID, 1),
     "logaddexp": ("(max({0}, {1}) + log(1.0 + exp(-abs({0} - {1}))))", 2),
     "hypot": ("sqrt(({0} * {0}) + ({1} * {1}))", 2),
     "sinh": ("(0.5 * (exp({0}) - exp(-{0})))", 1),
@@ -74,7 +77,7 @@ def functions(make: Make, error: Callable[[str], Exception]) -> dict[str, Make]:
 
     def softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
         if beta == 1.0:
-            return make("(max({0}, 0.0) + log(1.0 + exp(-abs({0}))))", x)
+            return make(_SOFTPLUS, x)
         scaled = make("({0} * {1})", x, beta)
         return make("({0} / {1})", softplus(scaled), beta)
 
