@@ -268,6 +268,7 @@ bool check(const Case& c, bool drawn = false, const MapSample& map_sample = {}) 
   Rows k(entries_k, c.heads_k, rows_k, c.dim, c.amplitude, random);
   Rows v(entries_k, c.heads_k, rows_k, c.dim_v, 1.0F, random);
   Rows o(entries, c.heads_q, rows_q, c.dim_v, 0.0F, random);
+  if (c.rising) make_rising(c, q, k);
   if (c.lengths || p.paged) hide_behind_lengths(c, at, k, v);
   std::vector<float> lse(static_cast<std::size_t>(entries) * c.heads_q * rows_q, NAN);
   p.q = q.tensor(entries);

@@ -8,8 +8,9 @@
 namespace {
 
 /// The words of fwd_sm90's own, for fields of Case.
-const std::vector<std::string_view> kOwnWords = with_option_words(
-    {"block_m", "block_n", "splits", "documents", "sample", "shows_cut", "tree", "mapped"});
+const std::vector<std::string_view> kOwnWords =
+    with_option_words({"block_m", "block_n", "splits", "documents", "sample", "shows_cut", "tree",
+                       "mapped", "rising"});
 
 /// Queries and keys of each entry or sequence.
 void take_lengths(CaseLine& line, Case& c) {
@@ -54,6 +55,7 @@ Case case_of(CaseLine& line, Added& added) {
   c.sample = line.own("sample", -1);
   c.shows_cut = line.own("shows_cut", -1);
   c.mapped = line.own("mapped") != 0;
+  c.rising = line.own("rising") != 0;
   line.expect_taken();
   return c;
 }

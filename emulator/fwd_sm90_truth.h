@@ -33,6 +33,7 @@ struct Case {
   double softcap = 0.0;
   bool alibi = false;
   float amplitude = 1.0F;
+  bool rising = false;  ///< logits of every other eight rows grow to the left, far above the rest
   /// packed, with equal queries and keys: sequences are documents of so many entries, of as many
   /// rows each, as `documents` finds them. 0: they are not.
   int documents = 0;
@@ -122,6 +123,16 @@ double slope(const Case& c, int h) { return std::exp2(-8.0 * (h + 1) / c.heads_q
 float sink(int h) {
   constexpr float kSinks[] = {1.0F, -2.5F, -std::numeric_limits<float>::infinity(), 12.0F};
   return kSinks[h % 4];
+}
+
+/// By the first column of Q and K.
+void make_rising(const Case& c, Rows& q, Rows& k) {
+  for (int h = 0; h < c.heads_q; ++h) {
+    for (int i = 0; i < q.rows; ++i) *q.at(0, h, i) = narrow(i / 8 % 2 == 0 ? 0.0F : 5.0F);
+  }
+  for (int h = 0; h < c.heads_k; ++h) {
+    for (int j = 0; j < k.rows; ++j) *k.at(0, h, j) = narrow(static_cast<float>(k.rows - j));
+  }
 }
 
 /// One row: what is wrong with it goes to `o_error` and `lse_error` (relative to its bound).

@@ -127,7 +127,7 @@ double largest_difference(const std::vector<double>& expected, const std::vector
   for (std::size_t n = 0; n < expected.size(); ++n) {
     if (expected[n] == -kInfinity && got[n] == -kInfinity) continue;
     const double off = std::fabs(expected[n] - got[n]);
-    worst = off <= worst ? worst : off;  // NaN stays
+    worst = std::isnan(off) ? kInfinity : std::max(worst, off);
   }
   return worst;
 }

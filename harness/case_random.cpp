@@ -229,6 +229,18 @@ void draw_bias(Draw& draw, Case& c) {
   c.bias = std::move(bias);
 }
 
+/// A bias that spreads the scores of a row: by its fill, or by faint first keys, of which a row's
+/// sum begins with almost nothing.
+void spread_bias(Draw& draw, std::int64_t keys, BiasCase& bias) {
+  bias.fill.scale = draw.one_of({1.0, 1.0, 4.0, 20.0});
+  const std::int64_t faint = std::min<std::int64_t>(64, keys / 2);
+  if (!draw.percent(30) || faint == 0) return;
+  bias.fill = {Fill::Kind::zeros, 0.0, 0.0};
+  bias.overrides.insert(bias.overrides.begin(),
+                        {.value = draw.one_of({-8.3, -11.5, 12.0}),
+                         .region = {.kind = Region::Kind::keys, .end = faint - 1}});
+}
+
 /// Values that only the kernels' arguments follow: any value, most of them odd. Each variant has
 /// its own.
 void draw_values(Draw& draw, bool general, Case& c) {
@@ -240,6 +252,7 @@ void draw_values(Draw& draw, bool general, Case& c) {
                                  {Fill::Kind::zeros, 0.0, 300.0},
                                  {Fill::Kind::zeros, 0.0, -1e30}});
   }
+  if (c.bias) spread_bias(draw, c.seq_k, *c.bias);
   // A scale that is not positive, or tiny, has kernels of its own.
   if (general) {
     c.scale = draw.one_of({0.0, -0.3, -1.0, -1e-20, 1e-31, -1e-31, 1e-38});

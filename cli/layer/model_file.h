@@ -30,8 +30,8 @@ void add_layer_flags(CLI::App& app, ModelFlags& flags);
 void set_options(asam::Config& config, const ModelFlags& flags);
 
 /// The model that a file holds: its kind and sizes from the tensors' names and shapes, the rest
-/// from the file's own words (metadata that model_content() writes) and, before them, from the flags.
-/// Throws BadInput.
+/// from the file's own words (metadata that model_content() writes) and, before them, from the
+/// flags. Throws BadInput.
 asam::Config model_config(const std::string& path, const files::Safetensors& content,
                           const ModelFlags& flags, const CLI::App& app);
 

@@ -34,10 +34,12 @@ struct Term;
 class TILEWISE_API Expression {
  public:
   Expression() = default;
-  /// A constant: bool is a boolean, integer types are 32-bit integers, other types are reals.
+  /// A constant: bool is a boolean, integer types are 32-bit integers, other types are reals. An
+  /// integer that does not fit in 32 bits, signed, is an error of the call that uses it. One that
+  /// does not fit in 64 bits throws here.
   template <class T>
-  requires std::is_arithmetic_v<T> Expression(
-      T value)  // NOLINT(google-explicit-constructor): mixes constants and expressions
+  requires(std::is_floating_point_v<T> || (std::is_integral_v<T> && sizeof(T) <= 8))
+      Expression(T value)  // NOLINT(google-explicit-constructor): mixes constants and expressions
       : Expression(constant(value)) {}
   explicit Expression(std::shared_ptr<const expression::Term> term) : term_(std::move(term)) {}
 
@@ -56,10 +58,13 @@ class TILEWISE_API Expression {
  private:
   static Expression constant(bool value);
   static Expression constant(std::int64_t value);
+  static Expression constant(std::uint64_t value);
   static Expression constant(double value);
   template <class T>
   static Expression constant(T value) {
-    if constexpr (std::is_integral_v<T>) {
+    if constexpr (std::is_unsigned_v<T>) {
+      return constant(static_cast<std::uint64_t>(value));
+    } else if constexpr (std::is_integral_v<T>) {
       return constant(static_cast<std::int64_t>(value));
     } else {
       return constant(static_cast<double>(value));
@@ -73,7 +78,8 @@ class TILEWISE_API Expression {
 /// booleans keep their kind, other types are read as reals. The caller owns the memory.
 class TILEWISE_API Captured {
  public:
-  /// `name` identifies it in formulas and messages: a letter, then letters, digits and underscores.
+  /// `name` identifies it in formulas and messages: a letter, then letters, digits and underscores,
+  /// and not a word of the language. Throws InvalidArgument for another name, rank or size.
   Captured(std::string name, const Tensor& tensor);
 
   /// The element at integer indices, one per axis. A negative index counts from the end of the

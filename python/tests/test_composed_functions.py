@@ -30,7 +30,11 @@ SCORES: dict[str, Callable[..., Any]] = {
     "bucketize": lambda s, b, h, i, j: s + BINS[torch.bucketize((i - j).abs(), EDGES)],
     "right edges": lambda s, b, h, i, j: s + BINS[torch.bucketize(i - j, EDGES, right=True)],
     "searchsorted": lambda s, b, h, i, j: s + BINS[torch.searchsorted(EDGES, i - j)],
+    "sides": lambda s, b, h, i, j: s + BINS[torch.searchsorted(EDGES, i - j, side="right")],
     "norm": lambda s, b, h, i, j: s - torch.linalg.vector_norm(ROWS[i] - ROWS[j], dim=-1),
+    "norm by p": lambda s, b, h, i, j: s - (ROWS[i] - ROWS[j]).norm(p=2, dim=-1),
+    "torch.norm": lambda s, b, h, i, j: s - torch.norm(ROWS[i] - ROWS[j], dim=-1),
+    "integers": lambda s, b, h, i, j: s + torch.asinh(30000 * i) - torch.acosh(30000 * j + 1),
     "new numbers": lambda s, b, h, i, j: torch.where(
         i > j, s, s.new_tensor(-2.5) + s.new_zeros(()) + s.new_full((), 0.25)
     ),
@@ -55,6 +59,30 @@ def test_as_torch_has_it(name: str) -> None:
     found = torch.autograd.grad(o, leaves, d_o)
     for ours, right in zip(found, torch.autograd.grad(wanted, wide, d_o.double()), strict=True):
         torch.testing.assert_close(ours.double(), right, atol=2e-5, rtol=1e-4)
+
+
+LEARNED: dict[str, Callable[..., Any]] = {
+    "asinh": lambda s, c, h, i, j: s + torch.asinh(c[h] * (i - j)),
+    "xlogy": lambda s, c, h, i, j: s + torch.xlogy(c[h], j + 2.0) + torch.xlogy(c[1 - h], j * 0.0),
+    "atan2": lambda s, c, h, i, j: s + torch.atan2(j - 3.5, c[h] * (i + 1)),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_derivatives_where_forms_meet(name: str) -> None:
+    """Learned numbers that begin at 0 have torch's gradient."""
+    q, k, v, d_o = inputs()
+    learned = torch.zeros(H, requires_grad=True)
+    o = flex_attention(q, k, v, lambda s, b, h, i, j: LEARNED[name](s, learned, h, i, j))
+    h, i, j = (torch.arange(n) for n in (H, S, S))
+    wide = torch.zeros(H, dtype=torch.float64, requires_grad=True)
+    scores = q.double() @ k.double().mT / D**0.5
+    made = LEARNED[name](scores, wide, h[:, None, None], i[:, None], j)
+    wanted = made.softmax(-1) @ v.double()
+    torch.testing.assert_close(o.double(), wanted, atol=1e-5, rtol=1e-5)
+    found, right = (torch.autograd.grad(t, c, d_o) for t, c in ((o, learned), (wanted, wide)))
+    assert right[0].abs().min() > 0.01
+    torch.testing.assert_close(found[0].double(), right[0], atol=1e-5, rtol=1e-4)
 
 
 def test_a_norm_of_0_has_gradient_0() -> None:
@@ -84,6 +112,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "out_int32": (
         lambda s, b, h, i, j: s + torch.bucketize(i, EDGES, out_int32=True),
         "out_int32 is not traced",
+    ),
+    "side": (
+        lambda s, b, h, i, j: s + torch.searchsorted(EDGES, i, side="middle"),
+        "side is 'middle'",
     ),
     "norm of 1": (
         lambda s, b, h, i, j: s + torch.linalg.vector_norm(ROWS[i], 1),

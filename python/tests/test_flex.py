@@ -190,6 +190,11 @@ def test_rows_that_a_tensor_names(name: str) -> None:
     torch.testing.assert_close(part, torch.cat([o[:, :, 48:64], o[:, :, :16]], 2), **CLOSE)
     one = mask[:, :, torch.tensor(2)]
     assert one.shape == (B, H, 16, S)
+    last = flex_attention(q[:, :, 48:], k, v, block_mask=mask[:, :, torch.tensor([-1])])
+    torch.testing.assert_close(last, o[:, :, 48:], **CLOSE)
+    for outside in (4, -5):
+        with pytest.raises(IndexError, match="outside its 4"):
+            mask[:, :, torch.tensor(outside)]
     for index in (torch.tensor([0.0]), torch.tensor([True]), torch.zeros(1, 1, dtype=torch.int64)):
         with pytest.raises(IndexError, match="integers of at most one axis"):
             mask[:, :, index]
@@ -220,6 +225,9 @@ def test_one_cache_for_all_entries() -> None:
     torch.testing.assert_close(o, whole, **CLOSE)
     with pytest.raises(ValueError, match="its batch must equal q"):
         flex_attention(q, k[:1], v[:1])
+    for value in (v[:1].expand(3, -1, -1, -1), v[0]):
+        with pytest.raises(ValueError, match="must equal those of k"):
+            flex_attention(q, k[:1], value, block_mask=block_mask(tilewise, noop_mask))
 
 
 def test_lists_that_are_refused() -> None:
@@ -237,6 +245,11 @@ def test_lists_that_are_refused() -> None:
         make(counts, order, BLOCK_SIZE=16, seq_lengths=(65, 64))
     with pytest.raises(ValueError, match="full_kv_indices is of"):
         make(counts, order, counts[:1], order[:1])
+    for kinds in ((counts.float(), order), (counts, order.double()), (counts, order.bool())):
+        with pytest.raises(ValueError, match="expected integers"):
+            make(*kinds, BLOCK_SIZE=16)
+    with pytest.raises(TypeError, match="block_size"):
+        make(counts, order, block_size=16)
 
 
 def test_masks_that_are_refused() -> None:

@@ -78,7 +78,10 @@ class BlockMask:
         mask_mod: MaskMod | None = None,
         seq_lengths: tuple[int, int] | None = None,
         compute_q_blocks: bool = True,
-        **ignored: Any,
+        *,
+        dq_write_order: Tensor | None = None,
+        dq_write_order_full: Tensor | None = None,
+        dq_kv_order: Tensor | bool | None = None,
     ) -> BlockMask:
         """A mask of listed blocks: nothing outside them is visible.
 
@@ -108,7 +111,7 @@ class BlockMask:
             full = _listed("full_kv_indices", full_kv_num_blocks, full_kv_indices, columns)
             if full.shape != partial.shape:
                 shape = tuple(full_kv_indices.shape)
-                raise ValueError(f"full_kv_indices is of {shape}: expected rows as of kv_indices")
+                raise ValueError(f"full_kv_indices is of {shape}: expected kv_indices' rows")
             given = _Given(partial | full, full)
         mask_mod = noop_mask if mask_mod is None else mask_mod
         return cls(mask_mod, batch, heads, lengths, size, kv_indices.device, given)
@@ -221,9 +224,9 @@ class BlockMask:
     def __getitem__(self, index: Any) -> BlockMask:
         """The part of a batch entry, a head and query blocks, by integers and slices of step 1.
 
-        Query blocks may also be a tensor of integers, whose values no host reads. The part's
-        mask_mod takes positions within the part. Raises IndexError for other indices and for
-        indices outside.
+        Query blocks may also be a tensor of integers. The part's mask_mod takes positions within
+        the part. Raises IndexError for other indices and for indices outside, which a tensor of a
+        GPU must not hold.
         """
         indices = index if isinstance(index, tuple) else (index,)
         if len(indices) == 3 and isinstance(indices[2], Tensor):
@@ -249,15 +252,20 @@ class BlockMask:
         return self._like(moved, entries, (i1 - i0, keys), given)
 
     def _query_blocks(self, blocks: Tensor) -> BlockMask:
-        if blocks.is_floating_point() or blocks.dtype == torch.bool or blocks.dim() > 1:
+        if not _are_integers(blocks) or blocks.dim() > 1:
             kind = f"{blocks.dtype} {tuple(blocks.shape)}"
             raise IndexError(
                 f"a BlockMask's index is {kind}: expected integers of at most one axis"
             )
         rows, size, mask_mod = blocks.reshape(-1), self.BLOCK_SIZE[0], self.mask_mod
+        count = self.blocks[0]
+        if _torch.on_host(rows) and bool(((rows < -count) | (rows >= count)).any()):
+            raise IndexError(f"a BlockMask's index names a block of queries outside its {count}")
 
         def part(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-            return mask_mod(b, h, rows[q_idx // size] * size + q_idx % size, kv_idx)
+            row = rows[q_idx // size]
+            row = torch.where(row < 0, row + count, row)
+            return mask_mod(b, h, row * size + q_idx % size, kv_idx)
 
         given = _of_each(self._given, lambda table: table[:, :, rows.to(table.device).long()])
         lengths = rows.numel() * size, self.seq_lengths[1]
@@ -275,7 +283,7 @@ class BlockMask:
         return BlockMask(mask_mod, *entries, lengths, self.BLOCK_SIZE, place, given)
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
-        """A picture with a solid cell where everything is visible and a light cell where a part is.
+        """A picture: a cell is solid if each of its blocks has a visible pair, light if some have.
 
         grid_size: the maximum number of rows and columns; -1 = all. limit: the maximum number of
         maps.
@@ -329,11 +337,18 @@ def _of_each(given: _Given | None, change: Callable[[Tensor], Tensor]) -> _Given
     return _Given(change(given.visible), None if given.full is None else change(given.full))
 
 
+def _are_integers(values: Tensor) -> bool:
+    return not (values.is_floating_point() or values.dtype == torch.bool)
+
+
 def _listed(name: str, counts: Tensor, indices: Tensor, columns: int) -> Tensor:
     """Of each row, its first `counts` entries of indices: bool (B, H, query blocks, columns)."""
     if counts.shape != indices.shape[:-1]:
         wanted = tuple(indices.shape[:-1])
         raise ValueError(f"the counts of {name} are of {tuple(counts.shape)}: expected {wanted}")
+    if not (_are_integers(counts) and _are_integers(indices)):
+        kinds = f"{indices.dtype}, its counts {counts.dtype}"
+        raise ValueError(f"{name} is of {kinds}: expected integers")
     place = torch.arange(indices.shape[-1], device=indices.device)
     used = place < counts[..., None]
     inside = (indices >= 0) & (indices < columns)

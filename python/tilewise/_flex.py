@@ -117,6 +117,10 @@ def _converted(block_mask: Any) -> BlockMask | None:
     )
 
 
+def _for_each_entry(query: Tensor, t: Tensor) -> Tensor:
+    return t.expand(query.shape[0], -1, -1, -1) if t.dim() == 4 and t.shape[0] == 1 else t
+
+
 def _check(query: Tensor, key: Tensor, block_mask: BlockMask | None, enable_gqa: bool) -> None:
     if query.dim() != 4 or key.dim() != 4:
         raise ValueError(f"query has {query.dim()} axes, key {key.dim()}: expected (B, H, S, D)")
@@ -163,8 +167,8 @@ def flex_attention(
     NotImplementedError (no kernel supports the call; max_scores).
     """
     mask = _converted(block_mask)
-    if mask is not None and key.dim() == 4 and key.shape[0] == 1:  # one cache of pages for all
-        key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
+    if mask is not None:  # one cache of pages may serve all entries
+        key, value = (_for_each_entry(query, t) for t in (key, value))
     _check(query, key, mask, enable_gqa)
     if return_aux is not None and return_lse:
         raise ValueError("return_lse is True with return_aux: expected only AuxRequest(lse=True)")

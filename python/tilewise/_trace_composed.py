@@ -7,23 +7,28 @@ from typing import Any
 
 Make = Callable[..., Any]
 
-# The angle of (x, y): on the left half plane atan misses half a turn.
+# Each form has the derivative of its function wherever it is chosen, also at 0.
+# The angle of (x, y): atan of the smaller over the larger, and what it misses of a turn.
 _ATAN2 = (
-    "where({1} == 0.0, sign({0}) * 1.5707963267948966, atan({0} / {1})"
-    " + where({1} < 0.0, where({0} < 0.0, -3.141592653589793, 3.141592653589793), 0.0))"
+    "where(({0} == 0.0) & ({1} == 0.0), 0.0, where(abs({1}) < abs({0}),"
+    " where({0} < 0.0, -1.5707963267948966, 1.5707963267948966) - atan({1} / {0}),"
+    " where({1} < 0.0, where({0} < 0.0, -3.141592653589793, 3.141592653589793), 0.0)"
+    " + atan({0} / {1})))"
 )
+_ROOT = "sqrt((1.0 * {0} * {0}) + 1.0)"  # of a real: an integer's square wraps
+_ASINH = f"where({{0}} < 0.0, -log({_ROOT} - {{0}}), log({_ROOT} + {{0}}))"
 TEMPLATES: dict[str, tuple[str, int]] = {
     "tan": ("(sin({0}) / cos({0}))", 1),
     "atan2": (_ATAN2, 2),
     "arctan2": (_ATAN2, 2),
     "erfc": ("(1.0 - erf({0}))", 1),
-    "asinh": ("(sign({0}) * log(abs({0}) + sqrt(({0} * {0}) + 1.0)))", 1),
-    "acosh": ("log({0} + sqrt(({0} * {0}) - 1.0))", 1),
+    "asinh": (_ASINH, 1),
+    "acosh": ("log({0} + sqrt((1.0 * {0} * {0}) - 1.0))", 1),
     "atanh": ("(0.5 * log((1.0 + {0}) / (1.0 - {0})))", 1),
     "frac": ("({0} - sign({0}) * floor(abs({0})))", 1),
     "ldexp": ("({0} * exp2(float({1})))", 2),
     "heaviside": ("where({0} == 0, {1}, float({0} > 0))", 2),
-    "xlogy": ("where({0} == 0.0, 0.0, {0} * log({1}))", 2),
+    "xlogy": ("where(({0} == 0.0) & (({1} <= 0.0) | ({1} == inf)), 0.0, {0} * log({1}))", 2),
 }
 
 
@@ -54,23 +59,33 @@ def functions(
         value = make("{0}", data)
         return value if dtype is None else call("to", (value, dtype), {})
 
+    def refuse(options: dict[str, Any]) -> None:
+        for name, value in options.items():
+            if value:
+                raise error(f"{name} is not traced: leave it out")
+
     def count_below(x: Any, edges: Any, right: bool, options: dict[str, Any]) -> Any:
-        if any(options.values()):
-            raise error(f"{next(iter(options))} is not traced: leave it out")
+        refuse(options)
         below = make("int({0} <= {1})" if right else "int({0} < {1})", edges, x)
         if not below.lanes:
-            raise error("edges are expected in one row of a captured tensor")
+            raise error("edges are expected in one row of a captured tensor, at most 64")
         return call("sum", (below,), {})
 
     def bucketize(x: Any, boundaries: Any, right: bool = False, **options: Any) -> Any:
         return count_below(x, boundaries, right, options)
 
-    def searchsorted(row: Any, x: Any, right: bool = False, **options: Any) -> Any:
-        return count_below(x, row, right, options)
+    def searchsorted(
+        row: Any, x: Any, right: bool = False, side: str | None = None, **options: Any
+    ) -> Any:
+        if side not in (None, "left", "right") or (side == "left" and right):
+            raise error(f"side is {side!r} and right {right}: expected 'left' or 'right'")
+        return count_below(x, row, right or side == "right", options)
 
     def norm(x: Any, ord: Any = 2, dim: Any = -1, **options: Any) -> Any:
-        if ord not in (2, 2.0, "fro", None) or any(options.values()):
+        if options.pop("p", ord) not in (2, 2.0, "fro", None):  # torch.norm's name, with its own
             raise error("a norm but the Euclidean one is not traced")
+        dim = options.pop("axis", dim)  # NumPy's
+        refuse(options)
         squares = call("sum", (make("({0} * {0})", x), -1 if dim is None else dim), {})
         # The gradient of 0 is 0, as torch has it.
         return make("where({0} > 0.0, sqrt({0}), 0.0)", squares)

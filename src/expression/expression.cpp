@@ -4,7 +4,9 @@
 #include <cctype>
 #include <initializer_list>
 #include <string>
+#include <utility>
 
+#include "expression/nodes.h"
 #include "expression/term.h"
 #include "expression/text.h"
 
@@ -260,6 +262,11 @@ Expression Expression::constant(std::int64_t value) {
   term->type = Type::integer;
   term->integer = value;
   return Expression(std::move(term));
+}
+
+Expression Expression::constant(std::uint64_t value) {
+  if (!std::in_range<std::int64_t>(value)) expression::fail_32_bits(std::to_string(value));
+  return constant(static_cast<std::int64_t>(value));
 }
 
 Expression Expression::constant(double value) {

@@ -130,8 +130,11 @@ bool NodeTable::Equal::operator()(const Node& a, const Node& b) const {
 }
 
 void require_32_bits(std::int64_t constant) {
-  if (wrap32(constant) == constant) return;
-  throw InvalidArgument("expression: the integer " + std::to_string(constant) +
+  if (wrap32(constant) != constant) fail_32_bits(std::to_string(constant));
+}
+
+void fail_32_bits(const std::string& constant) {
+  throw InvalidArgument("expression: the integer " + constant +
                         " does not fit in 32 bits; write it as a real");
 }
 

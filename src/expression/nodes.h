@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace tilewise::expression {
 
 /// Throws InvalidArgument for an integer that a kernel cannot hold.
 void require_32_bits(std::int64_t constant);
+[[noreturn]] void fail_32_bits(const std::string& constant);
 
 class NodeTable {
  public:

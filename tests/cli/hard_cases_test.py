@@ -53,9 +53,15 @@ class Planned(unittest.TestCase):
             for row in planned(
                 machine, *words, "--seq-k", "16384:131072:x2", "--dtype", "bf16", "--pass", "fwd"
             ):
-                # Query heads that share keys are one block where the kernel packs them.
-                blocks = row["splits"] * (8 if row["kernel"].endswith("sm90") else 16)
-                enough = 0.9 * figure(machine, "multiprocessors")
+                # Query heads that share keys are one block where the kernel packs them. Such a
+                # block reads up to 62 GB/s: 64 of them took 0.0279 ms on an H200, 128 took 0.0288
+                # (served-forms.csv, b1 h32/8 q1 k16384).
+                packs = row["kernel"].endswith("sm90")
+                blocks = row["splits"] * (8 if packs else 16)
+                enough = figure(machine, "multiprocessors")
+                if packs:  # a copy's rate is 0.9 of the data sheet's
+                    enough = min(enough, 0.9 * figure(machine, "bandwidth_gbps") / 62)
+                enough *= 0.9
                 self.assertGreaterEqual(blocks, enough, (machine, row["problem"]))
 
     def test_c118_lse_changes_no_choice(self) -> None:

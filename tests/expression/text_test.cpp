@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -141,6 +143,22 @@ TEST(Text, IntegersHave32Bits) {
   EXPECT_EQ(value("-2147483648"), -2147483648.0);
   expect_parts(message("i + 2147483648"), {"2147483648", "32 bits"});
   expect_parts(message("i + 5000000000*3"), {"5000000000", "32 bits"});
+}
+
+TEST(Text, IntegersOfCppKeepTheirValue) {
+  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_EQ(Expression(std::uint64_t{7}).text(), "7");
+  EXPECT_EQ(Expression(std::uint8_t{200}).text(), "200");
+  EXPECT_EQ(Expression(std::int8_t{-1}).text(), "(-1)");
+  EXPECT_EQ(Expression(kMost / 2).text(), "9223372036854775807");
+  for (const std::uint64_t wide : {kMost, kMost / 2 + 1}) {
+    try {
+      const Expression made(wide);
+      ADD_FAILURE() << wide << " is " << made.text();
+    } catch (const InvalidArgument& error) {
+      expect_parts(error.what(), {std::to_string(wide).c_str(), "32 bits"});
+    }
+  }
 }
 
 // A constant that wraps is never meant: torch's integers have 64 bits.

@@ -364,6 +364,23 @@ TEST(RandomCase, DrawsHeadDimsTo256AndUnequalOnes) {
   EXPECT_LT(unequal, 300);
 }
 
+TEST(RandomCase, BiasesSpreadRowsAndHaveFaintFirstKeys) {
+  int wide = 0, faint = 0;
+  for (std::int64_t index = 0; index < 1000; ++index) {
+    const Case c = random_case(2, index, 4);
+    if (!c.bias) continue;
+    EXPECT_EQ(format_case(parse_case(format_case(c))), format_case(c));
+    if (c.bias->fill.scale > 1.0) ++wide;
+    for (const BiasCase::Override& part : c.bias->overrides) {
+      if (part.region.kind != Region::Kind::keys) continue;
+      EXPECT_LT(part.region.end, std::max<std::int64_t>(1, c.seq_k));
+      if (part.value < 0.0 && part.region.end == 63) ++faint;
+    }
+  }
+  EXPECT_GT(wide, 30);
+  EXPECT_GT(faint, 10);
+}
+
 /// Pairs that positions, lengths and the density of a list leave, and tiles of 128 rows or keys.
 struct Extent {
   double pairs = 0.0;

@@ -51,7 +51,7 @@ def host_time(results: Path) -> list[str]:
 TITLES = {
     "flash-attention": "FlashAttention, `tests/test_flash_attn.py`",
     "torch-samples": "PyTorch, sample inputs of `scaled_dot_product_attention`",
-    "torch-sdpa": "PyTorch, `test/test_transformers.py`",
+    "torch-sdpa": "PyTorch, `test_transformers.py` as torch-xpu-ops has it",
     "transformers": "transformers, its tests of every model, on twelve small ones",
     "xformers": "xformers, `tests/test_mem_eff_attention.py`",
     "attention-gym": "attention-gym, masks and score functions",

@@ -195,6 +195,17 @@ TEST(BwdSm90, FewTilesAreCutByQueries) {
   EXPECT_TRUE(bwd_sm90_config(p).sums.split);
 }
 
+// Fewer columns of a part must not make parts pay that the unit does not have.
+TEST(BwdSm90, AFinishedConfigHasThePartsThatItWasMadeFor) {
+  for (std::int64_t seq_q = 2048; seq_q <= 8192; seq_q += 256) {
+    Problem p = problem(512, 72, true);
+    p.batch = 1, p.heads_q = p.heads_k = 2;
+    p.seq_q = seq_q, p.causal = Causal::top_left;
+    const Config config = bwd_sm90_config(p);
+    EXPECT_EQ(config.sums.split, bwd_sm90_parts(p, config) > 1) << seq_q;
+  }
+}
+
 TEST(BwdSm90, FewKeysOfOddDimsTakeFewerColumns) {
   const auto config_of = [](std::int64_t seq, std::int64_t dim, bool causal) {
     return bwd_sm90_config(problem(seq, dim, causal));

@@ -154,7 +154,9 @@ bool cut_pays(const Problem& p, const Config& config, std::int64_t tiles, std::i
   const double mean = visible_pairs(p) / key_rows;
   const double longest = std::min(2.0 * mean, static_cast<double>(p.seq_q * p.group()));
   const double saved_us = step_us / 128.0 * (longest - mean * static_cast<double>(tiles) / kSms);
-  const double bytes = 4.0 * (config.head_dim + config.head_dim_v) * config.shape.block_n;
+  // NOTE: the problem's dims: a config's are narrowed where its tiles are whole (narrow_dims).
+  const int dims = bwd_sm90_padded(p.head_dim) + bwd_sm90_padded(p.head_dim_v);
+  const double bytes = 4.0 * dims * config.shape.block_n;
   const double part_us = (narrow ? 2.0 : 4.0) / kSms + bytes / kAddedBytesPerUs;
   return saved_us > kChainUs + static_cast<double>(parts * tiles) * part_us;
 }

@@ -5,6 +5,7 @@
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/math.cuh"
 #include "cuda/tile/options.cuh"
+#include "cuda/tile/softmax.cuh"
 
 namespace tilewise::fwd_sm90 {
 
@@ -40,15 +41,18 @@ struct HeldMaker<kBlockN, true> {
 };
 
 /// leaning: one reference for a thread's two rows. What the exponents of a column are taken against
-/// is worked out once then. Any m near a row's maximum is right. `between`: what the term puts
-/// between the rows' maxima. False, and m as it was, where those are far apart beside it: P of one
-/// row would be too small, of fp16 too large.
+/// is worked out once then. `between`: what the term puts between the rows' maxima. The lower of
+/// both serves: it never passes a row's own maximum, however often the other one rises. False, and
+/// m as it was, where P of the higher row would be too large.
 template <Element kElement>
 __forceinline__ bool tie_maxima(float (&m)[2], float between) {
-  constexpr float kMostApart = kElement == Element::bf16 ? 64.0F : 13.0F;
+  constexpr float kMostApart = kElement == Element::bf16 ? 20.0F : 7.0F;
+  // A score may be kSlack above its row's maximum.
+  constexpr float kMostOfP = kElement == Element::bf16 ? 30.0F : 15.0F;
+  static_assert(kMostApart + kSlack <= kMostOfP);
   const float other = m[1] - between;
   const bool tied = !__any_sync(~0U, !(fabsf(m[0] - other) <= kMostApart));
-  const float one = kElement == Element::bf16 ? fmaxf(m[0], other) : fminf(m[0], other);
+  const float one = fminf(m[0], other);
   m[0] = tied ? one : m[0];
   m[1] = tied ? one + between : m[1];
   return tied;

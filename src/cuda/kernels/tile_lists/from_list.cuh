@@ -3,7 +3,7 @@
 ///
 /// A warp takes one row of tiles of one list. It sets a bit for every listed block in shared
 /// memory, where neither the order of the entries nor repeated ones can be told any more. An index
-/// that names no block is passed over. Then each lane looks at one tile after another.
+/// that names no block is passed over. Then each lane looks at tiles, one after another or by 32.
 #pragma once
 
 #include "cuda/kernels/tile_lists/row.cuh"
@@ -126,7 +126,7 @@ struct ListRow {
     }
     return counts;
   }
-  /// Whether each tile is a block, or a row of tiles has the rows of one block.
+  /// Whether a tile's keys are a block's, and the rows of a row of tiles are in one row of blocks.
   __forceinline__ bool is_of_tiles() const {
     return 1 << args.shift_k == kConfig.tile_k && block_rows(kConfig.tile_q, args.shift_q) == 1;
   }
