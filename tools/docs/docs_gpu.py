@@ -55,6 +55,8 @@ TITLES = {
     "sustained": "Sustained: launches back to back",
     "options": "Grouped heads, a window, a softcap and one query: 16 heads or 32, bf16",
     "decode": "One query over long keys: grouped heads, bf16",
+    "drawn": "Drawn shapes: dense",
+    "served": "Drawn shapes: caches and pages",
     "paths": "Every path of PyTorch: 16,384 tokens, hidden size 2048, bf16",
     "precision": "Every type: 16 heads, batch 1, causal",
     "baseline-scaling": "Seed 002: growth of the textbook's time, gain of flash",
