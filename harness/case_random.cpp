@@ -11,10 +11,6 @@
 namespace tilewise {
 namespace {
 
-/// Scores of all heads of one problem: what the reference takes milliseconds for. Half as many
-/// where the head dims pass 128.
-constexpr std::int64_t kMostPairs = std::int64_t{1} << 17;
-
 /// Few rows, any number, and what lies around the edges of tiles.
 std::int64_t length(Draw& draw) {
   switch (draw.between(0, 3)) {

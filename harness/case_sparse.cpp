@@ -10,8 +10,6 @@
 namespace tilewise {
 namespace {
 
-/// Visible pairs of all heads, as many as a small problem has.
-constexpr std::int64_t kMostPairs = std::int64_t{1} << 17;
 /// Elements of K and V, and of Q: each is drawn, rounded and compared.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 21;
 
